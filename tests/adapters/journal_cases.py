@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.adapters.journal import open_journal
+from holdfast.adapters.journal import chain, open_journal
 from holdfast.adapters.memory import MemoryJournal, MemoryStore
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import records as r
+from holdfast.model.audit import Head
 from holdfast.model.cluster import JobKey, JobView, NodeView
 from holdfast.ports import Entry, Journal, Touched
 
@@ -65,3 +66,25 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
         return await asyncio.wait_for(work(), 30)
 
     return asyncio.run(bounded())
+
+
+async def audited_from_two_sides(url: str) -> Head:
+    """A controller stores commands while another process notes acts: all of them stand in one whole chain."""
+    one, other = open_journal(url), open_journal(url)
+    try:
+        await one.acquire("one", lease_s=10.0, now=1.0)
+
+        async def commands() -> None:
+            for seq in range(1, 31):
+                said = e.OperatorCommand(id=f"c{seq}", at=1.0, seq=seq, command=e.Command.DRAIN, who="mei", node="n1")
+                await one.append([Entry(said, [], Touched())])
+
+        async def notes() -> None:
+            for number in range(30):
+                await other.note({"event": "token_created", "id": str(number)})
+
+        await asyncio.gather(commands(), notes())
+        return await one.audited(chain.check)
+    finally:
+        await one.close()
+        await other.close()

@@ -15,9 +15,9 @@ from typing import NoReturn
 import psycopg
 import pytest
 import sqlalchemy as sa
-from tests.adapters.journal_cases import entry, node_record, run
+from tests.adapters.journal_cases import audited_from_two_sides, entry, node_record, run
 
-from holdfast.adapters.journal import migrate, open_journal, schema, series
+from holdfast.adapters.journal import chain, migrate, open_journal, schema, series
 from holdfast.adapters.journal import postgres as store
 from holdfast.adapters.journal.reading_postgres import PostgresReading
 from holdfast.adapters.journal.sql import SqlJournal
@@ -368,7 +368,7 @@ def test_a_newer_journal_is_refused_and_can_still_be_read(url: str):
 FURTHER = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "0003", "0002"
 def upgrade():
     op.add_column("nodes", sa.Column("rack", sa.String, nullable=False, server_default="?"))
     {then}
@@ -382,10 +382,10 @@ def test_an_older_journal_is_upgraded_on_open(url: str, tmp_path: Path, monkeypa
     scripts = tmp_path / "migrations"
     shutil.copytree(migrate.SCRIPTS, scripts)
     further = FURTHER.format(then='op.execute("SELECT 1/0")' if breaks else "pass")
-    (scripts / "versions" / "0002_rack.py").write_text(further)
+    (scripts / "versions" / "0003_rack.py").write_text(further)
     with monkeypatch.context() as later:
         later.setattr(migrate, "SCRIPTS", scripts)
-        later.setattr(schema, "HEAD", "0002")
+        later.setattr(schema, "HEAD", "0003")
         if breaks:
             with pytest.raises(JournalError, match="division by zero"):
                 open_journal(url)
@@ -397,7 +397,7 @@ def test_an_older_journal_is_upgraded_on_open(url: str, tmp_path: Path, monkeypa
         columns = {column["name"] for column in sa.inspect(connection).get_columns("nodes")}
         version = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
     engine.dispose()
-    assert ("rack" in columns, version) == ((False, "0001") if breaks else (True, "0002"))
+    assert ("rack" in columns, version) == ((False, "0002") if breaks else (True, "0003"))
 
 
 async def fill(url: str) -> None:
@@ -505,3 +505,12 @@ def test_the_series_store_thins_by_whole_buckets(url: str):
     engine.dispose()
     assert [one for one in at if one < 7200] == [float(n) for n in range(8, 7200, 10)]
     assert [one for one in at if one >= 7200] == [float(n) for n in range(7200, 10800, 2)]
+
+
+def test_a_controller_and_the_command_line_write_one_audit(url: str):
+    """60 acts from two connections at once are 60 lines of a whole chain, also for a reader that may write nothing."""
+    head = run(lambda: audited_from_two_sides(url))
+    assert head.number == 60
+    reading = PostgresReading(url)
+    assert run(lambda: reading.audited(chain.check)) == head
+    run(reading.close)

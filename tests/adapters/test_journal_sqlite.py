@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.adapters.journal_cases import entry, node_record, run
+from tests.adapters.journal_cases import audited_from_two_sides, entry, node_record, run
 
 from holdfast.adapters.journal import migrate, open_journal, schema, series
 from holdfast.errors import JournalDamagedError, JournalError, UsageError
@@ -268,3 +268,8 @@ def test_the_series_store_thins_what_ages_and_is_bounded(tmp_path: Path):
         series.add(connection, points[-100:], rows_max=500, thin_every=10)
         assert connection.scalar(sa.select(sa.func.count()).select_from(schema.samples)) == 500
     engine.dispose()
+
+
+def test_a_controller_and_the_command_line_write_one_audit(tmp_path: Path):
+    """60 acts from two connections at once are 60 lines of a whole chain."""
+    assert run(lambda: audited_from_two_sides(url(tmp_path / "journal.db"))).number == 60

@@ -55,7 +55,7 @@ async def served(tmp_path: Path, tls: TlsFiles | None):
         await journal.close()
 
 
-async def epoch_of(url: str, trust: Trust) -> int:
+async def lease_of(url: str, trust: Trust) -> int:
     async with AsyncClient(url, AGENT, trust=trust, timeout_s=20) as client:
         return (await client.beat(beat("n1"))).lease_s
 
@@ -90,13 +90,13 @@ def test_who_trusts_the_authority_is_served_and_others_refuse(tmp_path: Path):
     async def work() -> None:
         async with served(tmp_path, ours.files()) as (_, server):
             assert server.url.startswith("https://127.0.0.1:")
-            assert await epoch_of(server.url, ours.trust) > 0
-            assert await epoch_of(server.url.replace("127.0.0.1", "localhost"), ours.trust) > 0
+            assert await lease_of(server.url, ours.trust) > 0
+            assert await lease_of(server.url.replace("127.0.0.1", "localhost"), ours.trust) > 0
             for trust in (other.trust, Trust()):
                 with pytest.raises(LinkError, match="CERTIFICATE_VERIFY_FAILED"):
-                    await epoch_of(server.url, trust)
+                    await lease_of(server.url, trust)
             with pytest.raises(LinkError):
-                await epoch_of(server.url.replace("https", "http"), Trust())
+                await lease_of(server.url.replace("https", "http"), Trust())
 
     run(work)
 
@@ -108,7 +108,7 @@ def test_a_certificate_of_another_name_is_refused(tmp_path: Path):
     async def work() -> None:
         async with served(tmp_path, ours.files(ours.server(("elsewhere.example",)))) as (_, server):
             with pytest.raises(LinkError, match=r"IP address mismatch|not valid for"):
-                await epoch_of(server.url, ours.trust)
+                await lease_of(server.url, ours.trust)
 
     run(work)
 
@@ -123,9 +123,9 @@ def test_with_a_client_authority_nobody_comes_in_without_a_certificate(tmp_path:
         async with served(tmp_path, ours.files(client_ca=ours.ca)) as (_, server):
             for trust in (ours.trust, stranger, former):
                 with pytest.raises(LinkError):
-                    await epoch_of(server.url, trust)
+                    await lease_of(server.url, trust)
             mine = ours.client("agent:n1")
-            assert await epoch_of(server.url, mine) > 0
+            assert await lease_of(server.url, mine) > 0
             async with AsyncClient(server.url, "hft_wrong", trust=mine, timeout_s=20) as nobody:
                 with pytest.raises(RefusedError):
                     await nobody.beat(beat("n1"))
@@ -195,7 +195,7 @@ def test_a_server_that_cannot_serve_gives_its_port_back(tmp_path: Path):
                 raise AssertionError
         files.key.write_bytes(good)
         async with served(tmp_path, files) as (_, server):
-            assert await epoch_of(server.url, ours.trust) > 0
+            assert await lease_of(server.url, ours.trust) > 0
 
     run(work)
 

@@ -19,13 +19,12 @@ from holdfast.controller import Controller
 from holdfast.errors import UsageError
 from holdfast.model import events as e
 from holdfast.model.answers import Deed
+from holdfast.model.audit import AUDITED
 from holdfast.model.wire import kind_of
 
 T = TypeVar("T")
 
 PAGE_MAX = 1000
-DEEDS = ("operator_command", "policy_loaded", "controller_started", "drill_fired", "drill_run")
-"""Kinds of events that are somebody's deed."""
 
 
 class Page(Struct, Generic[T], frozen=True):
@@ -63,7 +62,7 @@ async def audit(controller: Controller, *, limit: int, cursor: str = "", who: st
     before = decode_cursor(cursor, tuple[int])[0] if cursor else controller.seq + 1
     found: list[Deed] = []
     while len(found) <= limit:
-        page = await controller.journal.entries_before(before, kinds=DEEDS, limit=PAGE_MAX if who else limit + 1)
+        page = await controller.journal.entries_before(before, kinds=AUDITED, limit=PAGE_MAX if who else limit + 1)
         deeds = [_deed(entry.event, entry.orders) for entry in page]
         found += [deed for deed in deeds if who in {"", deed.who} or (who and deed.who.startswith(f"{who} "))]
         if len(page) < (PAGE_MAX if who else limit + 1):

@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": ("holdfast.cli.doctor:doctor", SERVE, "What of this machine Holdfast can use; what is missing."),
     "controller": ("holdfast.cli.controller:controller", SERVE, "Run the controller."),
     "token": ("holdfast.cli.token:app", SERVE, "Tokens and certificates for the controller's API."),
+    "audit": ("holdfast.cli.audit:app", SERVE, "What people and tokens did, in a chain that shows changes."),
     "notify": ("holdfast.cli.notify:app", SERVE, "Notices to people: try the destinations."),
     "slurm-exporter": ("holdfast.cli.slurm_exporter:slurm_exporter", SERVE, "Serve Slurm's figures to Prometheus."),
     "notify-slurm": (

@@ -6,6 +6,7 @@ again within a second. A token is shown once, when it is made; the book holds it
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -16,13 +17,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.adapters.journal import open_journal
 from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token, read_book
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.cli.token_ca import CaOptions, made
-from holdfast.errors import NotFoundError, UsageError
+from holdfast.errors import JournalError, NotFoundError, UsageError
 from holdfast.wiring.settings import load_settings
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -37,6 +39,15 @@ class BookOptions(OptionSet, frozen=True):
     """Where the token book is."""
 
     token_file: FileOption = None
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            "--journal",
+            metavar="JOURNAL",
+            envvar="HOLDFAST_JOURNAL",
+            help="Whose audit the change goes to. Default: the journal beside the book.",
+        ),
+    ] = None
     cluster_dir: DirOption = None
     config: ConfigOption = None
 
@@ -75,8 +86,15 @@ def create(
     book = _book(kept)
     token = new_token()
     line = book_line(token, Role(role), name, only=only, until=until, at=now, by=re.sub(r"\s", "_", user()))
-    change_book(book, lambda lines: [*lines, line.rstrip("\n")])
-    made = form(token=token, name=name, role=role, id=line.split()[2][:12], **({"expires_at": until} if until else {}))
+    identity = line.split()[2][:12]
+    said = {"name": name, "role": role, "id": identity, "only": only, "until": until}
+
+    def with_it(lines: list[str]) -> list[str]:
+        _note(book, kept.journal, {"event": "token_created", "at": now, "who": user(), **said})
+        return [*lines, line.rstrip("\n")]
+
+    change_book(book, with_it)
+    made = form(token=token, name=name, role=role, id=identity, **({"expires_at": until} if until else {}))
     hint = f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {name}` ends it."
     return Answer(lambda: made, lambda: [token], hint=hint)
 
@@ -116,21 +134,50 @@ def revoke(
     book = _book(kept)
     read_book(book)
     gone: list[str] = []
+    unsaid = ""
 
     def without(lines: list[str]) -> list[str]:
-        kept: list[str] = []
+        nonlocal unsaid
+        left: list[str] = []
         for line in lines:
             words = line.split()
             named = len(words) > 2 and not words[0].startswith("#") and which in {words[1], words[2][:12]}
-            (gone if named else kept).append(words[2][:12] if named else line)
+            (gone if named else left).append(words[2][:12] if named else line)
         if not gone:
             raise NotFoundError(f"no token of {which!r} in {book}: `holdfast token list` shows them")
-        if not any(line.strip() and not line.lstrip().startswith("#") for line in kept):
+        if not any(line.strip() and not line.lstrip().startswith("#") for line in left):
             raise UsageError(f"this is the last token of {book}: make another one first, or nobody could come in")
-        return kept
+        try:
+            _note(book, kept.journal, {"event": "token_revoked", "at": time.time(), "who": user(), "ids": gone})
+        except JournalError as error:  # a token that must not be used any longer waits for no journal
+            unsaid = f"not in the audit: {error}"
+        return left
 
     change_book(book, without)
-    return Answer(lambda: form(revoked=gone), lambda: [f"revoked: {', '.join(gone)}"])
+    return Answer(lambda: form(revoked=gone), lambda: [f"revoked: {', '.join(gone)}"], hint=unsaid)
+
+
+def _note(book: Path, name: str | None, act: dict[str, object]) -> None:
+    """Write an act into the audit of the journal that is named, or lies beside the book; nowhere when there is none.
+
+    Raises:
+        JournalError: it cannot be written.
+    """
+    beside = book.absolute().with_name("journal.db")
+    if name is None and not beside.exists():
+        return
+    url = name or str(beside)
+    if "://" not in url:
+        url = f"sqlite:///{Path(url).absolute()}"
+
+    async def note() -> None:
+        journal = open_journal(url)
+        try:
+            await journal.note(act)
+        finally:
+            await journal.close()
+
+    asyncio.run(note())
 
 
 @app.command()

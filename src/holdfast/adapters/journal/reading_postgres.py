@@ -89,6 +89,13 @@ class PostgresReading(queries.Reads):
         self._connection.close()
         self._engine.dispose()
 
+    async def audited(self, work: Callable[[Connection], R]) -> R:
+        """Read the audit by a function of `chain`."""
+        try:
+            return work(self._connection)
+        except SQLAlchemyError as error:
+            raise JournalError(f"journal {self._name}: cannot be read: {said_by(error)}") from error
+
     # --- rows ---
 
     async def _payloads(self, table: str, query: Select[Any], read: Callable[[str], R]) -> list[R]:

@@ -181,6 +181,13 @@ samples = Table(
     Index("samples_series", "series", "subject", "at"),
     Index("samples_tier", "tier", "at"),
 )
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", _Auto, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("line", Text, nullable=False),
+)
 meta = Table(
     "meta",
     metadata,

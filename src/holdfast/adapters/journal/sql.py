@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from holdfast.adapters.journal import queries, schema, series
+from holdfast.adapters.journal import chain, queries, schema, series
 from holdfast.errors import FencedError, JournalBusyError, JournalError
 from holdfast.model.events import AnyEvent
 from holdfast.model.wire import decode_event
@@ -32,6 +32,9 @@ RETAIN_CHUNK = 2000
 """Events deleted in one transaction, so that retention never holds the writer for long."""
 LEASE_S = "lease_s"
 """Key in `meta`: how long the lease's holder may act after it last renewed."""
+UPSERTED = (
+    schema.orders, schema.jobs, schema.nodes, schema.incidents, schema.brakes, schema.snapshots, schema.meta,
+)  # fmt: skip
 TRIES = 20
 """A transaction that the store rolled back because of another one is done again so often."""
 ROLLED_BACK = frozenset({"40001", "40P01"})
@@ -45,18 +48,7 @@ class SqlJournal(queries.Reads):
         self._writer = writer
         self._readers = readers
         self._dialect = writer.dialect.name
-        self._upserts = {
-            table: schema.upsert(table, self._dialect)
-            for table in (
-                schema.orders,
-                schema.jobs,
-                schema.nodes,
-                schema.incidents,
-                schema.brakes,
-                schema.snapshots,
-                schema.meta,
-            )
-        }
+        self._upserts = {table: schema.upsert(table, self._dialect) for table in UPSERTED}
         self._first_lease = schema.insert_missing(schema.lease, self._dialect)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-write")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="journal-read")
@@ -127,6 +119,7 @@ class SqlJournal(queries.Reads):
                 connection.execute(insert(schema.event_incidents), links)
             for table, found in schema.record_rows(entries).items():
                 connection.execute(self._upserts[table], found)
+            chain.add_events(connection, self._upserts[schema.meta], entries)
 
         try:
             await self._write(work)
@@ -195,6 +188,15 @@ class SqlJournal(queries.Reads):
     async def last_seq(self) -> int:
         """See `ports.Journal.last_seq`."""
         return await self._read(queries.last_seq)
+
+    async def note(self, act: dict[str, Any]) -> None:
+        """Add an act that is not an event to the audit; beside a controller, too."""
+        upsert = self._upserts[schema.meta]
+        await self._write(lambda connection: chain.note(connection, self._first_lease, upsert, act), fenced=False)
+
+    async def audited(self, work: Callable[[Connection], R]) -> R:
+        """Read the audit by a function of `chain`."""
+        return await self._read(work)
 
     # --- the series store ---
 

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-HEAD = "0001"
+HEAD = "0002"
 """Newest migration. A test proves that the migrations and the tables of `schema` agree."""

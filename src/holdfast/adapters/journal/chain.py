@@ -1,0 +1,100 @@
+"""The audit's chain in the journal: a table of lines beside the events, written in the act's own transaction.
+
+`sql.py` calls it with every batch. The head stands in `meta`, so that lines that vanish from the table's end are
+missed, and by the next act's number, too. The lease's row is locked first: two controllers in turn, and the
+command line that makes tokens beside a controller, write one chain. Retention leaves it alone. No time passes here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Executable, func, insert, select
+
+from holdfast.adapters.journal import schema
+from holdfast.model.audit import AUDITED, ChainError, Head, act_of, chained, read_head, verified
+from holdfast.model.wire import decode_event, kind_of
+from holdfast.ports import Entry
+
+HEAD = "audit_head"
+"""Key in `meta`."""
+PAGE = 1000
+
+
+def add_events(connection: Connection, upsert: Executable, entries: Sequence[Entry]) -> None:
+    """Add a line for each of these that is somebody's act."""
+    add(connection, upsert, [act_of(entry.event) for entry in entries if kind_of(entry.event) in AUDITED])
+
+
+def add(connection: Connection, upsert: Executable, acts: Sequence[dict[str, Any]]) -> None:
+    """Add lines. The caller's transaction holds the lease's row."""
+    if not acts:
+        return
+    head, rows = head_of(connection), []
+    for act in acts:
+        line, head = chained(act, head)
+        rows.append({"number": head.number, "seq": act.get("seq", 0), "line": line})
+    connection.execute(insert(schema.audit), rows)
+    connection.execute(upsert, {"key": HEAD, "value": str(head)})
+
+
+def note(connection: Connection, first_lease: Executable, upsert: Executable, act: dict[str, Any]) -> None:
+    """Add an act beside a controller, which waits meanwhile."""
+    connection.execute(first_lease, {"id": 1, "holder": "", "epoch": 0, "expires": 0.0})
+    connection.execute(select(schema.lease).with_for_update())
+    add(connection, upsert, [act])
+
+
+def head_of(connection: Connection) -> Head:
+    """The newest line, as the journal counts them."""
+    said = connection.scalar(select(schema.meta.c.value).where(schema.meta.c.key == HEAD))
+    return read_head(said) if said else Head()
+
+
+def lines(connection: Connection, after: int = 0) -> Iterator[str]:
+    """Lines behind a number, in order."""
+    table = schema.audit
+    while True:
+        query = select(table.c.number, table.c.line).where(table.c.number > after).order_by(table.c.number).limit(PAGE)
+        page = connection.execute(query).all()
+        yield from (row.line for row in page)
+        if len(page) < PAGE:
+            return
+        after = page[-1].number
+
+
+def check(connection: Connection) -> Head:
+    """Follow the whole chain, and compare it with the journal's own count and with the acts among its events.
+
+    Raises:
+        ChainError: names the first line, or the first act, that does not fit.
+    """
+    head, wanted = verified(lines(connection), before=Head()), head_of(connection)
+    if head.number < wanted.number:
+        raise ChainError(f"line {head.number + 1} is missing: the journal has written {wanted.number}")
+    if head != wanted:
+        raise ChainError(f"line {head.number} does not fit the journal, which ends in {wanted}")
+    _check_acts(connection)
+    return head
+
+
+def _check_acts(connection: Connection) -> None:
+    """Each act that the journal still holds, from the first in the chain on, has the line that belongs to it."""
+    table, events = schema.audit, schema.events
+    first = connection.scalar(select(func.min(table.c.seq)).where(table.c.seq > 0))
+    if first is None:
+        return
+    query = (
+        select(events.c.seq, events.c.payload, table.c.number, table.c.line)
+        .outerjoin(table, table.c.seq == events.c.seq)
+        .where(events.c.kind.in_(AUDITED), events.c.seq >= first)
+        .order_by(events.c.seq)
+    )
+    for row in connection.execute(query):
+        if row.number is None:
+            raise ChainError(f"event {row.seq} is an act, and no line of the audit speaks of it")
+        line, _ = chained(act_of(decode_event(row.payload)), Head())
+        if json.loads(line)["act"] != json.loads(row.line)["act"]:
+            raise ChainError(f"line {row.number} and event {row.seq}, of which it speaks, differ: one was changed")

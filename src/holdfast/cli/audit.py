@@ -1,0 +1,130 @@
+"""`holdfast audit export|verify`: the chain of what people and tokens did, as lines, and whether it is whole.
+
+Reads the journal itself (`--dir`, `--journal`), since what a controller says of its own audit proves nothing, or files
+that were exported. Asks no controller; no time passes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+import typer
+from sqlalchemy import Connection
+
+from holdfast.adapters.journal import chain
+from holdfast.cli.answer import Answer, answering, group
+from holdfast.cli.json_forms import form
+from holdfast.cli.options import ConfigOption, DirOption, JournalOption, OptionSet
+from holdfast.cli.records import open_journal_file
+from holdfast.errors import NotFoundError, UsageError
+from holdfast.model.audit import ChainError, Head, read_head, verified
+from holdfast.wiring.settings import load_settings
+
+R = TypeVar("R")
+
+
+class JournalAt(OptionSet, frozen=True):
+    """Which journal."""
+
+    journal: JournalOption = None
+    cluster_dir: DirOption = None
+    config: ConfigOption = None
+
+
+app = group("What people and tokens did, in a chain of lines.")
+
+
+@app.command()
+@answering
+def export(
+    *,
+    after: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Only lines behind this one.")] = 0,
+    at: JournalAt,
+) -> Answer:
+    """Print the audit's lines, oldest first. Files that follow one another verify as one chain."""
+    lines = _read(at, lambda connection: list(chain.lines(connection, after)))
+    return Answer(lambda: form(lines=lines), lambda: lines)
+
+
+@app.command()
+@answering
+def verify(
+    *,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Exported lines, in order.")] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head", metavar="NUMBER:HASH", help="A head that was noted earlier; may be given several times."
+        ),
+    ] = None,
+    at: JournalAt,
+) -> Answer:
+    """Follow the chain and print its head. Ends with 1 at the first line that does not fit, and names it.
+
+    Without FILE the journal's chain is followed, and compared with the journal's own count and events.
+    """
+    noted = [read_head(one) for one in head or []]
+    try:
+        if files:
+            found = _followed(_lines_of(files), noted)
+        else:
+            found = _read(at, chain.check)
+            if noted:
+                _read(at, lambda connection: _followed(chain.lines(connection), noted))
+    except ChainError as error:
+        said = str(error)
+        return Answer(lambda: form(ok=False, wrong=said), lambda: [f"broken: {said}"], exit_code=1)
+    return Answer(
+        lambda: form(ok=True, number=found.number, hash=found.hash),
+        lambda: [f"{found.number} lines fit" if not files else f"the lines fit, up to {found.number}", f"head {found}"],
+    )
+
+
+def _followed(lines: Iterator[str], noted: list[Head]) -> Head:
+    """The head in which lines end. Raises ChainError, also where a noted head is not among them."""
+    wanted = {one.number: one for one in noted}
+    head: Head | None = None
+    for line in lines:
+        head = verified([line], before=head)
+        if (known := wanted.pop(head.number, None)) is not None and known != head:
+            raise ChainError(f"line {head.number} is not the one that was noted: the chain up to it was made anew")
+    if wanted:
+        raise ChainError(
+            f"line {min(wanted)} is missing, which was noted: the chain ends in {head.number if head else 0}"
+        )
+    return head if head is not None else Head()
+
+
+def _lines_of(files: list[Path]) -> Iterator[str]:
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no {path}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+        yield from text.splitlines()
+
+
+def _read(at: JournalAt, work: Callable[[Connection], R]) -> R:
+    name = at.journal
+    if name is None:
+        folder = at.cluster_dir
+        if folder is None:
+            settings = load_settings(at.config)
+            folder = settings.path(settings.config.dir)
+        if folder is None:
+            raise UsageError("which journal? Give --dir CLUSTER_DIR, or --journal JOURNAL")
+        name = str(folder / "controller" / "journal.db")
+    journal: Any = open_journal_file(name)
+
+    async def ask() -> R:
+        try:
+            return cast("R", await journal.audited(work))
+        finally:
+            await journal.close()
+
+    return asyncio.run(ask())

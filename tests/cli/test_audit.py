@@ -1,0 +1,169 @@
+"""`holdfast audit`: acts are in the chain with the commit that stores them, whoever writes; every change is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.adapters.journal import open_journal
+from holdfast.api.auth import ensure_tokens
+from holdfast.cli.main import app
+from holdfast.model.events import AnyEvent, Command, FindingSeen, OperatorCommand
+from holdfast.model.evidence import Finding, Place
+from holdfast.ports import Entry, Touched
+
+
+def call(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def command(seq: int) -> AnyEvent:
+    return OperatorCommand(
+        id=f"c{seq}", at=time.time(), seq=seq, command=Command.DRAIN, who="mei", why="loud", node=f"n{seq}"
+    )
+
+
+def evidence(seq: int) -> AnyEvent:
+    seen = Finding(id=f"f{seq}", rule="x", at=1.0, place=Place(node="n1"))
+    return FindingSeen(id=f"f{seq}", at=1.0, seq=seq, finding=seen)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two controllers in turn, three commands and some evidence each, and a token made between them."""
+    place = tmp_path / "controller"
+    place.mkdir()
+    ensure_tokens(place)
+
+    async def controller(holder: str, first: int) -> None:
+        journal = open_journal(f"sqlite:///{place / 'journal.db'}")
+        await journal.acquire(holder, lease_s=10.0, now=time.time())
+        for seq in range(first, first + 6):
+            event = command(seq) if seq % 2 else evidence(seq)
+            await journal.append([Entry(event, [], Touched())])
+        await journal.release()
+        await journal.close()
+
+    asyncio.run(controller("one", 1))
+    call("token", "create", "ci", "--dir", str(tmp_path))
+    asyncio.run(controller("two", 7))
+    return tmp_path
+
+
+def change(folder: Path, *statements: str) -> None:
+    with sqlite3.connect(folder / "controller" / "journal.db") as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_two_controllers_and_the_command_line_write_one_chain(folder: Path):
+    """Seven acts, seven lines, in order; evidence is not an act; the head is what --head accepts."""
+    at = ("--dir", str(folder))
+    said = json.loads(call("audit", "verify", *at, "--json"))
+    assert (said["ok"], said["number"]) == (True, 7)
+    lines = [json.loads(line) for line in call("audit", "export", *at).splitlines()]
+    assert [line["number"] for line in lines] == list(range(1, 8))
+    assert [line["act"]["event"] for line in lines] == ["operator_command"] * 3 + ["token_created"] + [
+        "operator_command"
+    ] * 3
+    head = f"{said['number']}:{said['hash']}"
+    assert f"head {head}" in call("audit", "verify", *at, "--head", head)
+    call("token", "revoke", "ci", *at)
+    assert json.loads(call("audit", "export", *at, "--after", "7"))["act"]["event"] == "token_revoked"
+    assert "8 lines fit" in call("audit", "verify", *at, "--head", head)
+
+
+LAST = "(SELECT max(number) FROM audit)"
+TAMPERED = {
+    "changed": (["UPDATE audit SET line = replace(line, 'loud', 'kind') WHERE number = 2"], "line 3 does not fit line 2"),
+    "removed": (["DELETE FROM audit WHERE number = 3"], "line 3 is missing: line 4 follows line 2"),
+    "reordered": (
+        ["UPDATE audit SET number = 99 WHERE number = 2", "UPDATE audit SET number = 2 WHERE number = 3", "UPDATE audit SET number = 3 WHERE number = 99"],
+        "line 2 is missing: line 3 follows line 1",
+    ),
+    "cut at the end": ([f"DELETE FROM audit WHERE number = {LAST}"], "line 7 is missing: the journal has written 7"),
+    "all removed": (["DELETE FROM audit"], "line 1 is missing: the journal has written 7"),
+    "last changed": ([f"UPDATE audit SET line = replace(line, 'loud', 'kind') WHERE number = {LAST}"], "line 7 does not fit the journal"),
+    "event changed": (["UPDATE events SET payload = replace(payload, 'loud', 'kind') WHERE seq = 5"], "line 3 and event 5"),
+    "line and count taken away": (
+        [
+            "UPDATE meta SET value = '6:' || (SELECT json_extract(line, '$.previous') FROM audit WHERE number = 7) WHERE key = 'audit_head'",
+            "DELETE FROM audit WHERE number = 7",
+        ],
+        "event 11 is an act, and no line of the audit speaks of it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_what_was_changed_in_the_journal_is_named(case: str, folder: Path):
+    """Lines changed, removed, reordered, cut off; an event that differs from its line. Exit code 1."""
+    statements, said = TAMPERED[case]
+    change(folder, *statements)
+    assert f"broken: {said}" in call("audit", "verify", "--dir", str(folder), code=1)
+
+
+def test_a_chain_made_anew_is_shown_by_a_noted_head_alone(folder: Path):
+    """Whoever can write the journal can forge all of it; the head that stands elsewhere does not fit any longer."""
+    at = ("--dir", str(folder))
+    said = json.loads(call("audit", "verify", *at, "--json"))
+    change(
+        folder,
+        "DELETE FROM audit",
+        "DELETE FROM meta WHERE key = 'audit_head'",
+    )
+    call("audit", "verify", *at)
+    shown = call("audit", "verify", *at, "--head", f"{said['number']}:{said['hash']}", code=1)
+    assert "line 7 is missing, which was noted: the chain ends in 0" in shown
+
+
+def test_a_line_that_vanished_stays_vanished(folder: Path):
+    """The next act goes on with the journal's count, so that a gap shows for ever."""
+    change(folder, f"DELETE FROM audit WHERE number = {LAST}")
+    call("token", "create", "later", "--dir", str(folder))
+    assert "broken: line 7 is missing: line 8 follows line 6" in call("audit", "verify", "--dir", str(folder), code=1)
+
+
+def test_exported_files_follow_one_another(folder: Path, tmp_path: Path):
+    """Two files, as a rotation leaves them, are one chain in their order and none in the other; a cut one needs a head."""
+    at = ("--dir", str(folder))
+    lines = call("audit", "export", *at).splitlines(keepends=True)
+    head = json.loads(call("audit", "verify", *at, "--json"))
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_text("".join(lines[:4]))
+    second.write_text("".join(lines[4:]))
+    noted = ("--head", f"{head['number']}:{head['hash']}")
+    assert "the lines fit, up to 7" in call("audit", "verify", str(first), str(second), *noted)
+    assert "line 8 is missing: line 1 follows line 7" in call("audit", "verify", str(second), str(first), code=1)
+    assert "line 5 does not fit line 4" in call("audit", "verify", str(changed(first)), str(second), code=1)
+    first.write_text("".join(lines[:4]))
+    assert "line 7 is missing, which was noted" in call("audit", "verify", str(first), *noted, code=1)
+
+
+def changed(path: Path) -> Path:
+    path.write_text(path.read_text().replace('"name":"ci"', '"name":"cd"'))
+    return path
+
+
+def test_old_events_go_and_the_chain_stays(folder: Path):
+    """Retention drops the journal's events, and not one line."""
+
+    async def retain() -> None:
+        journal = open_journal(f"sqlite:///{folder / 'controller' / 'journal.db'}")
+        await journal.acquire("three", lease_s=10.0, now=time.time())
+        await journal.snapshot(b"x", 12)
+        assert await journal.retain(time.time() + 1) > 0
+        await journal.close()
+
+    asyncio.run(retain())
+    assert "7 lines fit" in call("audit", "verify", "--dir", str(folder))
