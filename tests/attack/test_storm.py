@@ -14,18 +14,22 @@ from pathlib import Path
 import httpx
 import pytest
 from msgspec import structs
-from tests.api.engine_house import EngineHouse, bad_gpu, engine_served, run, until
+from tests.api.engine_house import EngineHouse, bad_gpu, engine_served, node_view, run, until
 from tests.api.test_authority import ANY, Bound
 from tests.api.test_safety import bearer
 
+from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.api import limits, routes_ingest
 from holdfast.api.auth import Role
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.client import AsyncClient
 from holdfast.controller import intake
+from holdfast.decide import findings
+from holdfast.decide.engine import Engine
 from holdfast.errors import JournalError, LinkError
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model.evidence import Domain, Remedy
 from holdfast.model.wire import Beat
 
 CODES = (79, 74, 48, 94, 95, 119, 13, 31, 63)
@@ -199,3 +203,40 @@ def test_streams_at_once_of_a_real_server(tmp_path: Path) -> None:
             assert sorted(codes) == [200] * 10 + [429] * 20
 
     run(work)
+
+
+SHARED = {
+    "an Xid": ("nvidia.xid.79", Domain.HARDWARE),
+    "a link": ("ib.link_down", Domain.NETWORK),
+    "a mount": ("check.mount", Domain.STORAGE),
+}
+TOPOLOGIES = {"rows": lambda number: f"row1/rack{number // 20}", "none": lambda _number: ""}
+
+
+def of_one_cause(nodes: int, rule: str, domain: Domain, place: str) -> tuple[int, int]:
+    """Incidents and notices of an engine that sees one fault on so many nodes, one each 0.2 s."""
+    presets = packaged_presets()
+    engine = Engine(read_policy(None, presets)[0], scope="cluster", presets=presets)
+    views = [structs.replace(node_view(f"n{one}"), topology=TOPOLOGIES[place](one)) for one in range(nodes)]
+    for number, view in enumerate(views):
+        engine.handle(e.NodeObserved(id=f"o{number}", at=1e9, node=view))
+    notices = 0
+    for number, view in enumerate(views):
+        event = bad_gpu(view.name)
+        at = 1e9 + 0.2 * number
+        found = structs.replace(event.finding, rule=rule, fingerprint=rule, domain=domain, at=at, remedy=Remedy.REPLACE)
+        given = engine.handle(structs.replace(event, finding=found, at=at, received_at=at))
+        notices += sum(isinstance(one, o.Notify) for one in given)
+    return len(engine.state.incidents), notices
+
+
+@pytest.mark.parametrize("place", TOPOLOGIES)
+@pytest.mark.parametrize("cause", SHARED)
+def test_one_cause_behind_300_nodes_is_one_incident(monkeypatch: pytest.MonkeyPatch, cause: str, place: str) -> None:
+    """Where nothing tells what the nodes share, each is a case of its own until the brake holds, and the rest is one."""
+    incidents, notices = of_one_cause(300, *SHARED[cause], place)
+    assert incidents == (1 if place == "rows" else 5)
+    assert notices <= 12
+    monkeypatch.setattr(findings, "_held_back_with", lambda _turn, _node, _finding: [])
+    monkeypatch.setattr(findings, "_by_domain", lambda _turn, _keys: None)
+    assert of_one_cause(300, *SHARED[cause], place)[0] == 300
