@@ -23,6 +23,7 @@ from holdfast.api import limits, routes_ingest
 from holdfast.api.auth import Role
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.client import AsyncClient
+from holdfast.cockpit import live
 from holdfast.controller import intake
 from holdfast.decide import findings
 from holdfast.decide.engine import Engine
@@ -203,6 +204,26 @@ def test_streams_at_once_of_a_real_server(tmp_path: Path) -> None:
             assert sorted(codes) == [200] * 10 + [429] * 20
 
     run(work)
+
+
+def test_pages_that_open_at_once_are_counted_as_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 pages that were all let in while there was room for 10: the others end at once; uncounted, all stay open."""
+
+    async def make(_page: str, _since: int) -> tuple[live.Parts, live.Cells]:
+        return {}, {}
+
+    async def opened() -> int:
+        hub = live.Hub(make, lambda _page, _since: {}, lambda: 1)
+        asked = [hub.follow("overview", 0) for _ in range(30)]
+        await asyncio.gather(*(anext(one, None) for one in asked))
+        count = hub.viewers
+        await asyncio.gather(*(one.aclose() for one in asked))
+        return count
+
+    monkeypatch.setattr(live, "VIEWERS_MAX", 10)
+    assert run(opened) == 10
+    monkeypatch.setattr(live.Hub, "is_full", False)
+    assert run(opened) == 30
 
 
 SHARED = {
