@@ -59,6 +59,11 @@ for event in client.follow(job="1778"):  # waits for the next one, without end
 `holdfast token list` shows who has which, `holdfast token revoke NAME` ends one: a running controller, and sessions opened with it, go by that
 within a second. `--expires 30d` sets an end, `--only agent:node07` binds an agent's token to one source. A token in an address opens nothing.
 
+`--sees user:NAME` and `--sees project:NAME` (Slurm's account, Kubernetes' namespace) give a token a scope: it reads, and with the role owner or operator commands, the jobs of
+that user or project alone. Records, events, the stream, samples and the audit leave the others out; of an incident that concerns others' jobs too it gets its own part; of nodes
+those on which its jobs run. Routes that are about the whole cluster, and the cockpit's pages but those of single jobs, refuse it. A token without a scope sees everything.
+While the journal cannot be written, reports and commands are answered 503 at once.
+
 | role | may |
 |---|---|
 | viewer | read |

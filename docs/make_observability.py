@@ -27,7 +27,9 @@ RULES = PAGE.parent.parent / "deploy/observability/prometheus/holdfast.rules.yml
 HEAD = """\
 # Metrics, alerts, dashboards
 
-`/metrics` of the controller (port 8470, no token) and of each agent (`metrics = "HOST:9471"` in agent.toml) speak Prometheus text.
+`/metrics` of the controller (port 8470) and of each agent (`metrics = "HOST:9471"` in agent.toml) speak Prometheus text.
+No token is needed; the controller's families that name single jobs (`holdfast_job_*`) are shown to a scrape with a viewer's token (`authorization: {credentials_file: ...}`
+in the scrape's configuration), or to all with `[api] open_metrics = true` in the controller's holdfast.toml.
 `deploy/observability/` holds what goes with them:
 
 | file | what |

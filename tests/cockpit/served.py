@@ -117,6 +117,7 @@ async def served(
     watch: bool = True,
     replaces: bool = False,
     calendar: Calendar | None = None,
+    book_lines: Iterable[str] = (),
     **settings: object,
 ) -> AsyncIterator[Served]:
     """`replaces`: a machine is replaced at once, back before a page has been looked at. If not, it takes for ever."""
@@ -136,7 +137,9 @@ async def served(
 
     book = folder / "tokens"
     names = {role: OWNER if role is Role.OWNER else f"the-{role}" for role in TOKENS}
-    book.write_text("".join(book_line(token, role, names[role]) for role, token in TOKENS.items()))
+    book.write_text(
+        "".join(book_line(token, role, names[role]) for role, token in TOKENS.items()) + "".join(book_lines)
+    )
     book.chmod(0o600)
     the_tokens = TokenBook.load(book) if tokens else TokenBook()
     store = open_journal(journal or f"sqlite:///{folder}/journal.db")

@@ -1,16 +1,17 @@
 """Who may do what: bearer tokens with a role, hashed at rest, compared in constant time.
 
-A token book is a text file, one token a line: `role name sha256-of-token [only=SOURCE] [until=T] [at=T] [by=WHO]`; `#`
-begins a comment. Tokens are 256 random bits, so a plain SHA-256 of one cannot be reversed by guessing and costs each
-request microseconds, where a slow password hash would cost every beat of every node. A book that has changed on disk
-is read anew within a second, so a token that is revoked is revoked at once. Called by the routes, by the cockpit's
-sessions, by `holdfast controller` and `holdfast token`.
+A token book is a text file, one token a line: `role name sha256-of-token [only=SOURCE] [sees=SCOPE] [until=T] [at=T]
+[by=WHO]`; `#` begins a comment. Tokens are 256 random bits, so a plain SHA-256 of one cannot be reversed by guessing
+and costs each request microseconds, where a slow password hash would cost every beat of every node. A book that has
+changed on disk is read anew within a second, so a token that is revoked is revoked at once. Called by the routes, by
+the cockpit's sessions, by `holdfast controller` and `holdfast token`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import stat
 import time
@@ -36,6 +37,10 @@ LOOK_AGAIN_S = 1.0
 NAME_MAX = 64
 PREFIX = "hft_"
 """Begins every token, so that scanners for leaked secrets can know one."""
+SCOPE = re.compile(r"(user|project):[A-Za-z0-9_.@+-]+")
+"""One part of a token's scope. See `tenants.py`."""
+SCOPED = {"keeps_to_scopes": True}
+"""Option of a route that shows a token with a scope only what is in it; on all others such a token is refused."""
 
 
 class Role(StrEnum):
@@ -66,6 +71,8 @@ class Identity(Struct, frozen=True):
     """First twelve digits of the token's hash: names the token without giving it away."""
     until: float = 0.0
     """Unix seconds after which the token is no longer accepted; 0.0: never."""
+    sees: tuple[str, ...] = ()
+    """When set: the jobs that this token reads and commands, as `user:ann`, `project:vision`. See `tenants.py`."""
 
     def may(self, role: Role) -> bool:
         """Is what `role` may do allowed to this identity?"""
@@ -216,8 +223,10 @@ def read_book(path: Path) -> list[BookLine]:
 
 def _entry(words: list[str], file: str, line: int) -> BookLine:
     options = dict(word.partition("=")[::2] for word in words[3:])
-    if len(words) < 3 or len(options) != len(words) - 3 or not set(options) <= {"only", "until", "at", "by"}:
-        raise ConfigError("write: role name sha256 [only=SOURCE] [until=UNIX_SECONDS]", file=file, line=line)
+    if len(words) < 3 or len(options) != len(words) - 3 or not set(options) <= _OPTIONS:
+        raise ConfigError(
+            "write: role name sha256 [only=SOURCE] [sees=user:NAME,...] [until=UNIX_SECONDS]", file=file, line=line
+        )
     role, name, digest = words[:3]
     if role not in set(Role):
         raise ConfigError(f"role {role!r} is not known: use viewer, owner, agent or operator", file=file, line=line)
@@ -227,9 +236,16 @@ def _entry(words: list[str], file: str, line: int) -> BookLine:
         until, at = float(options.get("until", 0)), float(options.get("at", 0))
     except ValueError:
         raise ConfigError("until= and at= are Unix seconds", file=file, line=line) from None
-    return BookLine(
-        digest, Identity(name, Role(role), options.get("only", ""), digest[:12], until), at, options.get("by", "")
-    )
+    sees = tuple(options["sees"].split(",")) if "sees" in options else ()
+    if (role == Role.AGENT and sees) or not all(SCOPE.fullmatch(one) for one in sees):
+        raise ConfigError(
+            "sees= is user:NAME or project:NAME, several with commas, and not for agents", file=file, line=line
+        )
+    identity = Identity(name, Role(role), options.get("only", ""), digest[:12], until, sees)
+    return BookLine(digest, identity, at, options.get("by", ""))
+
+
+_OPTIONS = frozenset({"only", "sees", "until", "at", "by"})
 
 
 def new_token() -> str:
@@ -238,11 +254,25 @@ def new_token() -> str:
 
 
 def book_line(
-    token: str, role: Role, name: str, *, only: str = "", until: float = 0.0, at: float = 0.0, by: str = ""
+    token: str,
+    role: Role,
+    name: str,
+    *,
+    only: str = "",
+    sees: Sequence[str] = (),
+    until: float = 0.0,
+    at: float = 0.0,
+    by: str = "",
 ) -> str:
     """The line by which a book accepts this token."""
     digest = hashlib.sha256(token.encode()).hexdigest()
-    options = {"only": only, "until": f"{until:.0f}" if until else "", "at": f"{at:.0f}" if at else "", "by": by}
+    options = {
+        "only": only,
+        "sees": ",".join(sees),
+        "until": f"{until:.0f}" if until else "",
+        "at": f"{at:.0f}" if at else "",
+        "by": by,
+    }
     return " ".join([role, name, digest, *(f"{key}={value}" for key, value in options.items() if value)]) + "\n"
 
 
@@ -288,7 +318,7 @@ def needs(role: Role) -> Guard:
     """A guard that lets only those pass who may do what `role` does; leaves the identity in the request's state."""
 
     # A plain function would be run in a thread for each request.
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         identity = who(connection) or await _reviewed(connection)
         if identity is None:
             connection.app.state.limits.count_refusal(connection)
@@ -296,9 +326,22 @@ def needs(role: Role) -> Guard:
         connection.app.state.limits.check(connection, identity)
         if not identity.may(role):
             raise PermissionDeniedException(f"the token of {identity.name!r} is a {identity.role}'s; this needs {role}")
+        check_scope(identity, handler)
         connection.state.identity = identity
 
     return guard
+
+
+def check_scope(identity: Identity, handler: BaseRouteHandler) -> None:
+    """Return when the identity sees the whole cluster, or the route keeps to scopes.
+
+    Raises:
+        PermissionDeniedException: the route shows more than the identity's scope.
+    """
+    if identity.sees and not SCOPED.items() <= handler.opt.items():
+        raise PermissionDeniedException(
+            f"the token of {identity.name!r} sees {', '.join(identity.sees)}; this is about the whole cluster"
+        )
 
 
 async def _reviewed(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:

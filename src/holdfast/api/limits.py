@@ -11,7 +11,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from litestar.connection import ASGIConnection
@@ -23,9 +23,12 @@ from holdfast.api.auth import Identity, Role
 BUCKETS_MAX = 4096
 """Clients that are remembered; beyond it the one not heard for longest starts anew."""
 
+COMING_S = 5.0
+"""Between the answer's head and the stream's first word."""
+
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[api.limits]` of holdfast.toml."""
+    """See the module; an `ApiServer` takes other numbers from whoever makes it."""
 
     requests_per_s: float = 200.0
     requests_burst: float = 1000.0
@@ -55,6 +58,8 @@ class LimitGate:
         self._reports = _Buckets(limits.reports_per_s, limits.reports_burst)
         self._refusals = _Buckets(limits.refusals_per_s, limits.refusals_burst)
         self._streams: dict[str, int] = {}
+        self._coming: list[tuple[str, float]] = []
+        """Client and time of each place that was taken by a stream that has not begun."""
         self.refused = 0
         """Requests that were told to come back later."""
 
@@ -77,15 +82,29 @@ class LimitGate:
             self.refused += 1
             raise TooManyRequestsException(f"{what}: come back later", headers={"Retry-After": str(math.ceil(wait_s))})
 
-    def check_stream(self, client: str) -> None:
-        """Raise TooManyRequestsException when all places for open streams are taken."""
-        if self.open_streams >= self._limits.streams or self._streams.get(client, 0) >= self._limits.streams_each:
+    def take_stream(self, client: str) -> AbstractContextManager[None]:
+        """Take one place for an open stream; entered by the stream itself, which gives the place back at its end.
+
+        A place that no stream has entered after `COMING_S`, because its reader has gone, is free again.
+
+        Raises:
+            TooManyRequestsException: all places are taken.
+        """
+        now = self._now()
+        self._coming = [(one, at) for one, at in self._coming if now - at < COMING_S]
+        each = self._streams.get(client, 0) + sum(one == client for one, _ in self._coming)
+        if self.open_streams + len(self._coming) >= self._limits.streams or each >= self._limits.streams_each:
             self.refused += 1
             raise TooManyRequestsException("too many streams are open", headers={"Retry-After": "5"})
+        coming = (client, now)
+        self._coming.append(coming)
+        return self._stream(coming)
 
     @contextmanager
-    def stream(self, client: str) -> Iterator[None]:
-        """Hold one place. Taken by the stream itself, so that one whose reader never comes holds none."""
+    def _stream(self, coming: tuple[str, float]) -> Iterator[None]:
+        client = coming[0]
+        if coming in self._coming:
+            self._coming.remove(coming)
         self._streams[client] = self._streams.get(client, 0) + 1
         try:
             yield

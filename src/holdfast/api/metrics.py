@@ -117,7 +117,10 @@ class Tally:
 class ControllerCollector(Collector):
     """Reads the controller's figures at each scrape."""
 
-    def __init__(self, controller: Controller, fleet: Fleet, tally: Tally, limits: LimitGate) -> None:
+    def __init__(
+        self, controller: Controller, fleet: Fleet, tally: Tally, limits: LimitGate, *, names_jobs: bool = True
+    ) -> None:
+        self._names_jobs = names_jobs
         self._controller = controller
         self._fleet = fleet
         self._tally = tally
@@ -129,7 +132,9 @@ class ControllerCollector(Collector):
         yield from self._self()
         yield from self._cluster()
         yield from self._nodes()
-        yield from self._jobs()
+        if self._names_jobs:
+            yield from self._jobs()
+        yield from self._queue()
         yield from self._incidents()
         yield from self._counters()
 
@@ -189,29 +194,29 @@ class ControllerCollector(Collector):
             if line.guarded and line.scheduler is SchedulerState.RUNNING and line.number is not None
         ]
         running = sorted(guarded, key=lambda one: one.key)[:NAMED_MAX]
+        saved = (
+            "Unix time of a running guarded job's newest durable checkpoint; before the first, of its attempt's start."
+        )
+        for name, text, numbers in (
+            ("step", "Newest step known of a guarded job.", [one.best_step for one in running]),
+            ("last_checkpoint_timestamp_seconds", saved, [one.durable_at or one.started_at for one in running]),
+            ("attempt", "Number of its newest attempt.", [one.number or 0 for one in running]),
+        ):
+            rows = (([one.key], float(number)) for one, number in zip(running, numbers, strict=True))
+            yield _gauge(f"holdfast_job_{name}", text, ["job"], rows)
+
+    def _queue(self) -> Iterator[Metric]:
         oldest: dict[str, float] = {}
         pending: Counter[str] = Counter()
         for line in self._fleet.jobs.values():
             if line.scheduler in {SchedulerState.PENDING, SchedulerState.HELD} and line.submitted_at:
                 pending[line.partition] += 1
                 oldest[line.partition] = min(oldest.get(line.partition, line.submitted_at), line.submitted_at)
-        saved = (
-            "Unix time of a running guarded job's newest durable checkpoint; before the first, of its attempt's start."
-        )
         since = "Unix time since which the oldest of them waits."
-        for name, text, label, numbers in (
-            ("job_step", "Newest step known of a guarded job.", "job", {one.key: one.best_step for one in running}),
-            (
-                "job_last_checkpoint_timestamp_seconds",
-                saved,
-                "job",
-                {one.key: one.durable_at or one.started_at for one in running},
-            ),
-            ("job_attempt", "Number of its newest attempt.", "job", {one.key: one.number or 0 for one in running}),
-            ("jobs_pending", "Jobs that wait in the queue.", "partition", pending),
-            ("jobs_pending_oldest_timestamp_seconds", since, "partition", oldest),
-        ):
-            yield _gauge(f"holdfast_{name}", text, [label], (([one], float(numbers[one])) for one in sorted(numbers)))
+        waiting = (([one], float(pending[one])) for one in sorted(pending))
+        yield _gauge("holdfast_jobs_pending", "Jobs that wait in the queue.", ["partition"], waiting)
+        longest = (([one], oldest[one]) for one in sorted(oldest))
+        yield _gauge("holdfast_jobs_pending_oldest_timestamp_seconds", since, ["partition"], longest)
 
     def _incidents(self) -> Iterator[Metric]:
         tally = self._tally

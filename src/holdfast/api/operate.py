@@ -15,6 +15,7 @@ import xxhash
 from msgspec import Struct
 
 from holdfast.api.auth import Identity, Role
+from holdfast.api.stored import stored
 from holdfast.controller import Controller
 from holdfast.controller.acts import within
 from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, WireError
@@ -40,7 +41,7 @@ OWNERS = frozenset(
         e.Command.REJECT,
     }
 )
-"""What an owner may say about their own jobs, and about orders that concern only them."""
+"""What an owner may say about their own jobs, and an operator with a scope about its jobs and about their orders."""
 
 
 async def operate(
@@ -62,8 +63,8 @@ async def operate(
         LinkError: the world could not be looked at before an approval; nothing was done.
     """
     check_form(asked)
-    if identity.role is Role.OWNER:
-        await _check_owner(controller, identity, asked)
+    if identity.role is Role.OWNER or identity.sees:
+        await _check_jobs(controller, identity, asked)
     elif not identity.may(Role.OPERATOR):
         raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; commands need an operator's")
     if asked.command is e.Command.APPROVE:
@@ -99,11 +100,13 @@ async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAn
 
     controller.listeners.append(listen)
     try:
-        seq = await controller.submit(event)
+        outcome = (await stored(controller, [event]))[0]
     finally:
         controller.listeners.remove(listen)
+    if isinstance(outcome, BaseException):
+        raise outcome
     if not mine:
-        return CommandAnswer(seq, event.id)
+        return CommandAnswer(outcome, event.id)
     return CommandAnswer(mine[0].event.seq, event.id, refusal(event.id, mine[0].orders))
 
 
@@ -155,11 +158,13 @@ async def _look(controller: Controller) -> None:
         raise LinkError(f"the cluster could not be looked at within {LOOK_S:g} s: nothing was approved") from error
 
 
-async def _check_owner(controller: Controller, identity: Identity, asked: CommandRequest) -> None:
+async def _check_jobs(controller: Controller, identity: Identity, asked: CommandRequest) -> None:
+    """Return when the command is about a job of this owner's, or of this operator's scope. Raises RefusedError."""
+    if not identity.may(Role.OWNER):
+        raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; commands need an operator's")
     if asked.command not in OWNERS:
-        raise RefusedError(
-            f"{asked.command.replace('_', ' ')} needs an operator's token; {identity.name!r} is an owner"
-        )
+        whose = "is an owner" if identity.role is Role.OWNER else f"sees {', '.join(identity.sees)} alone"
+        raise RefusedError(f"{asked.command.replace('_', ' ')} needs an operator's token; {identity.name!r} {whose}")
     key = asked.job
     if asked.order:
         record = await _order(controller, asked.order)
@@ -168,8 +173,14 @@ async def _check_owner(controller: Controller, identity: Identity, asked: Comman
         raise RefusedError(f"{identity.name!r} may command only jobs of their own")
     found = await controller.journal.jobs(job=str(key))
     # The same answer whether the job is another's or is not there: an owner learns nothing by asking.
-    if not any(job.key == key and job.view.user == identity.name for job in found):
+    if not any(job.key == key and _commands(identity, job) for job in found):
         raise RefusedError(f"job {key} is not one of {identity.name!r}")
+
+
+def _commands(identity: Identity, job: JobRecord) -> bool:
+    if identity.role is Role.OWNER and job.view.user != identity.name:
+        return False
+    return not identity.sees or bool({f"user:{job.view.user}", f"project:{job.view.project}"} & set(identity.sees))
 
 
 async def _order(controller: Controller, order: str) -> OrderRecord | None:

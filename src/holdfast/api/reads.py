@@ -57,15 +57,20 @@ def page_of(found: list[T], limit: int, mark: Callable[[T], tuple[float | str, .
     return Page(found[:limit], encode_cursor(*mark(found[limit - 1])) if len(found) > limit else "")
 
 
-async def audit(controller: Controller, *, limit: int, cursor: str = "", who: str = "") -> Page[Deed]:
-    """What people (and drills) did, newest first; `who`: only what this name stands behind."""
+async def audit(
+    controller: Controller, has: Callable[[e.AnyEvent], bool], *, limit: int, cursor: str = "", who: str = ""
+) -> Page[Deed]:
+    """What people (and drills) did, newest first; `who`: only what this name stands behind.
+
+    `has` says whether whoever asks may see an event.
+    """
     before = decode_cursor(cursor, tuple[int])[0] if cursor else controller.seq + 1
     found: list[Deed] = []
     while len(found) <= limit:
-        page = await controller.journal.entries_before(before, kinds=AUDITED, limit=PAGE_MAX if who else limit + 1)
-        deeds = [_deed(entry.event, entry.orders) for entry in page]
+        page = await controller.journal.entries_before(before, kinds=AUDITED, limit=PAGE_MAX)
+        deeds = [_deed(entry.event, entry.orders) for entry in page if has(entry.event)]
         found += [deed for deed in deeds if who in {"", deed.who} or (who and deed.who.startswith(f"{who} "))]
-        if len(page) < (PAGE_MAX if who else limit + 1):
+        if len(page) < PAGE_MAX:
             break
         before = page[-1].event.seq
     return page_of(found, limit, lambda deed: (deed.seq,))

@@ -17,9 +17,10 @@ from litestar.params import JSONBody, QueryParameter
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 from msgspec import structs
 
-from holdfast.api.auth import Role, needs
+from holdfast.api.auth import SCOPED, Role, needs
 from holdfast.api.authority import Refusals, Reporter
 from holdfast.api.operate import operate
+from holdfast.api.stored import check_writable, stored
 from holdfast.controller import Controller
 from holdfast.controller.state import ShellState
 from holdfast.errors import LinkError, RefusedError, WireError
@@ -31,6 +32,8 @@ from holdfast.model.wire import Batch, Beat, BeatAnswer, IngestAnswer, check_ver
 EVENTS_MAX = 1000
 BEAT_WAIT_S_MAX = 30.0
 REFUSED_SHOWN = 10
+TURN_EVENTS = 32
+"""Events that are checked before others have their turn."""
 
 BODY_WAIT_S = 30.0
 """A body that trickles in for longer than this is given up."""
@@ -50,11 +53,14 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
         raise WireError(f"{len(batch.events)} events in one batch: send at most {EVENTS_MAX}")
     if controller.busy:
         raise LinkError("the controller has more waiting than it can take: come back later")
+    check_writable(controller)
     reporter = await _reporter(request, state, batch.source)
     checked: list[e.AnyEvent] = []
     refused: list[str] = []
     too_early: LinkError | None = None
-    for raw in batch.events:
+    for number, raw in enumerate(batch.events):
+        if number % TURN_EVENTS == TURN_EVENTS - 1:
+            await asyncio.sleep(0)  # a large batch must not hold up the beats of others
         try:
             event = structs.replace(decode_event(raw), source=batch.source, seq=0, received_at=0.0)
             event = await reporter.check_event(event)
@@ -70,9 +76,7 @@ async def ingest(request: Request[Any, Any, State], state: State) -> IngestAnswe
         _refusals(state).add(controller, batch.source, refused)
     # In parallel: claims about many nodes are answered in the time of one.
     taken = await asyncio.gather(*(_taken(controller, event) for event in checked))
-    outcomes = await asyncio.gather(
-        *(controller.submit(event) for event in taken if event is not None), return_exceptions=True
-    )
+    outcomes = await stored(controller, [event for event in taken if event is not None])
     for outcome in (too_early, *outcomes):
         if isinstance(outcome, LinkError):
             raise outcome
@@ -168,6 +172,7 @@ async def beat(
     status_code=HTTP_200_OK,
     tags=["operate"],
     request_max_body_size=COMMAND_MAX,
+    opt=SCOPED,
 )
 async def command(request: Request[Any, Any, State], state: State, data: JSONBody[CommandRequest]) -> CommandAnswer:
     """An operator's word, or an owner's about their own job; journalled with who and why before anything comes of it.

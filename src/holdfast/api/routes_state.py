@@ -1,6 +1,7 @@
 """What can be read: jobs, nodes, incidents, orders, findings, checkpoints, the audit, events, samples.
 
-All from the journal, open to all viewers. A list gives one page; `Link: <...>; rel="next"` leads to the next one.
+All from the journal, open to all viewers; a token with a scope is shown its part alone (`tenants.py`). A list gives one
+page; `Link: <...>; rel="next"` leads to the next one.
 A record carries its entity tag, by which a command can say which state of it a person has seen (`If-Match`), and a
 reader can ask for it only when it has changed (`If-None-Match`).
 """
@@ -22,8 +23,9 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from msgspec import Struct
 
 from holdfast.api import reads
-from holdfast.api.auth import Role, needs
+from holdfast.api.auth import SCOPED, Role, needs
 from holdfast.api.operate import etag_of
+from holdfast.api.tenants import scope_of
 from holdfast.api.whole import WholeState
 from holdfast.controller import Controller
 from holdfast.errors import NotFoundError
@@ -59,7 +61,8 @@ Name = Annotated[str, QueryParameter(max_length=256)]
 Wait = Annotated[float, QueryParameter(ge=0.0, le=WAIT_S_MAX, description="Seconds to wait for the next event.")]
 Asked = Request[Any, Any, State]
 
-read = partial(get, guards=[needs(Role.VIEWER)], tags=["read"])
+read = partial(get, guards=[needs(Role.VIEWER)], tags=["read"], opt=SCOPED)
+"""Every route made with it shows a token with a scope that scope alone: tests/attack walks them all."""
 
 
 def _paged(request: Asked, items: list[T], following: str) -> Response[list[T]]:
@@ -85,17 +88,24 @@ async def _told(request: Asked, of: type[T], limit: int, cursor: str, **where: A
     page = reads.page_of(
         await _journal(request).events(after=after, limit=limit + 1, **where), limit, lambda one: (one.seq,)
     )
-    return reads.Page([one for one in page.items if isinstance(one, of)], page.next)
+    seen = scope_of(request).events(page.items)
+    return reads.Page([one for one in seen if isinstance(one, of)], page.next)
 
 
 async def _beside(request: Asked, **where: Any) -> list[AnyEvent]:
     """The newest events about a single record."""
-    return await _journal(request).events(**where, limit=EVENTS_BESIDE, newest=True)
+    found = await _journal(request).events(**where, limit=EVENTS_BESIDE, newest=True)
+    return scope_of(request).events(found)
 
 
 def _journal(request: Asked) -> Journal:
     found: Journal = request.app.state.controller.journal
     return found
+
+
+async def _job(request: Asked, job: str) -> JobRecord:
+    """The newest job of this name, where whoever asks may see it: one that is kept from them is as one that is not."""
+    return _newest(scope_of(request).jobs(await _journal(request).jobs(job=job)), "job", job)
 
 
 def _newest(found: list[T], what: str, name: str) -> T:
@@ -119,15 +129,18 @@ class _UnchangedError(HTTPException):
 
 
 @read("/state", responses={200: ResponseSpec(StateAnswer, description="Everything at a glance.")})
-async def whole_state(state: State) -> Response[bytes]:
+async def whole_state(request: Asked) -> Response[Any]:
     """Jobs, nodes, incidents and brakes: all of them, so large on a large cluster; the lists come in pages."""
-    whole: WholeState = state.whole
-    return Response(await whole.json(), media_type="application/json")
+    whole: WholeState = request.app.state.whole
+    scope = scope_of(request)
+    if scope.is_whole:
+        return Response(await whole.json(), media_type="application/json")
+    return Response(await whole.part(scope))
 
 
 @read("/events")
 async def events(
-    state: State,
+    request: Asked,
     *,
     after: After = 0,
     wait: Wait = 0.0,
@@ -138,16 +151,17 @@ async def events(
     kind: Name = "",
 ) -> EventsAnswer:
     """Events after `after`, oldest first; with none to give, waits up to `wait` seconds for the next commit."""
-    controller: Controller = state.controller
+    controller: Controller = request.app.state.controller
+    scope = scope_of(request)
     where: dict[str, Any] = {"incident": incident, "job": job, "node": node, "kind": kind}
     if any(where.values()):
         if wait and controller.seq <= after:
             await controller.events_after(after, limit=1, wait_s=wait)
         last = controller.seq
         found = await controller.journal.events(after=after, limit=limit, **where)
-        return EventsAnswer(found[-1].seq if len(found) == limit else max(after, last), found)
+        return EventsAnswer(found[-1].seq if len(found) == limit else max(after, last), scope.events(found))
     found = await controller.events_after(after, limit=limit, wait_s=wait)
-    return EventsAnswer(found[-1].seq if found else after, found)
+    return EventsAnswer(found[-1].seq if found else after, scope.events(found))
 
 
 @read("/jobs")
@@ -161,27 +175,29 @@ async def jobs(
     partition: Name = "",
 ) -> Response[list[JobRecord]]:
     """Jobs by id; `state` is that of their recovery."""
+    scope = scope_of(request)
     names = [
         name
         for name, line in request.app.state.fleet.jobs.items()
         if job_state in {"", line.state} and user in {"", line.user} and partition in {"", line.partition}
+        if scope.has_job(name)
     ]
     page = _by_name(names, limit, cursor)
     journal = _journal(request)
-    return _paged(request, await journal.jobs(job=page.items) if page.items else [], page.next)
+    return _paged(request, scope.jobs(await journal.jobs(job=page.items)) if page.items else [], page.next)
 
 
 @read("/jobs/{job:str}")
 async def one_job(request: Asked, job: FromPath[str]) -> Response[JobAnswer]:
     """One job, `1778` or `1778#2`, with its newest events."""
-    record = _newest(await _journal(request).jobs(job=job), "job", job)
+    record = await _job(request, job)
     return _tagged(request, record, JobAnswer(record, await _beside(request, job=job)))
 
 
 @read("/jobs/{job:str}/attempts")
 async def attempts(request: Asked, job: FromPath[str]) -> list[Attempt]:
     """The attempts of a job, `1778(0)`, `1778(1)`..., oldest first."""
-    record = _newest(await _journal(request).jobs(job=job), "job", job)
+    record = await _job(request, job)
     return [Attempt(record.key, f"{record.key}({one.number})", one) for one in record.attempts]
 
 
@@ -211,14 +227,14 @@ async def nodes(
     lines = request.app.state.fleet.nodes.items()
     names = [name for name, line in lines if node_state in {"", line.state} and group in {"", line.group}]
     page = _by_name(names, limit, cursor)
-    journal = _journal(request)
-    return _paged(request, await journal.nodes(node=page.items) if page.items else [], page.next)
+    found = await _journal(request).nodes(node=page.items) if page.items else []
+    return _paged(request, scope_of(request).nodes(found), page.next)
 
 
 @read("/nodes/{node:str}")
 async def one_node(request: Asked, node: FromPath[str]) -> Response[NodeAnswer]:
     """One node with its newest events."""
-    record = _newest(await _journal(request).nodes(node=node), "node", node)
+    record = _newest(scope_of(request).nodes(await _journal(request).nodes(node=node)), "node", node)
     return _tagged(request, record, NodeAnswer(record, await _beside(request, node=node)))
 
 
@@ -229,16 +245,17 @@ async def incidents(
     """Incidents, newest first."""
     found = await _journal(request).incidents(open_only=open_only, limit=limit + 1, before=_before(cursor))
     page = reads.page_of(found, limit, lambda one: (one.opened_at, one.id))
-    return _paged(request, page.items, page.next)
+    return _paged(request, scope_of(request).incidents(page.items), page.next)
 
 
 @read("/incidents/{incident:str}")
 async def one_incident(request: Asked, incident: FromPath[str]) -> Response[IncidentAnswer]:
     """One incident with its orders and its newest events."""
-    journal = _journal(request)
-    record = _newest(await journal.incidents(incident=incident), "incident", incident)
+    journal, scope = _journal(request), scope_of(request)
+    record = _newest(scope.incidents(await journal.incidents(incident=incident)), "incident", incident)
     beside = await _beside(request, incident=incident)
-    return _tagged(request, record, IncidentAnswer(record, await journal.orders(incident=incident), beside))
+    orders = scope.orders(await journal.orders(incident=incident))
+    return _tagged(request, record, IncidentAnswer(record, orders, beside))
 
 
 @read("/orders")
@@ -255,13 +272,13 @@ async def orders(
         incident=incident, pending_only=pending_only, limit=limit + 1, before=_before(cursor)
     )
     page = reads.page_of(found, limit, lambda one: (one.issued_at, one.order.id))
-    return _paged(request, page.items, page.next)
+    return _paged(request, scope_of(request).orders(page.items), page.next)
 
 
 @read("/orders/{order:str}")
 async def one_order(request: Asked, order: FromPath[str]) -> Response[OrderAnswer]:
     """One order."""
-    record = _newest(await _journal(request).orders(order=order), "order", order)
+    record = _newest(scope_of(request).orders(await _journal(request).orders(order=order)), "order", order)
     return _tagged(request, record, OrderAnswer(record))
 
 
@@ -288,7 +305,7 @@ async def drills(request: Asked, limit: Limit = 100) -> list[DrillSeen]:
     known = {one.drill: (one.id, one.outcome) for one in request.app.state.fleet.incidents.values() if one.drill}
     return [
         DrillSeen(one.drill, one.kind, one.at, one.seq, one.node, str(one.job or ""), *known.get(one.drill, ("", "")))
-        for one in reversed(fired)
+        for one in reversed(scope_of(request).events(fired))
         if isinstance(one, DrillFired)
     ]
 
@@ -303,7 +320,8 @@ async def policies(request: Asked, limit: Limit = 20) -> list[PolicyLoaded]:
 @read("/audit")
 async def audit(request: Asked, who: Name = "", limit: Limit = 100, cursor: Cursor = "") -> Response[list[Deed]]:
     """What people did, newest first: who, what, why, and what came of it."""
-    page = await reads.audit(request.app.state.controller, who=who, limit=limit, cursor=cursor)
+    scope = scope_of(request)
+    page = await reads.audit(request.app.state.controller, scope.has_event, who=who, limit=limit, cursor=cursor)
     return _paged(request, page.items, page.next)
 
 
@@ -322,7 +340,12 @@ async def samples(
 ) -> SamplesAnswer:
     """Points of a series; `subject` may end in `*`."""
     found = await _journal(request).samples(series, subject, after=after)
-    points = [(one.subject, one.at, one.value if math.isfinite(one.value) else None) for one in found]
+    scope = scope_of(request)
+    points = [
+        (one.subject, one.at, one.value if math.isfinite(one.value) else None)
+        for one in found
+        if scope.has_subject(one.subject)
+    ]
     return SamplesAnswer(series, points)
 
 

@@ -16,9 +16,10 @@ from litestar.datastructures import State
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from holdfast.api.auth import Role, needs
+from holdfast.api.auth import SCOPED, Role, needs
 from holdfast.api.limits import LimitGate, client_of
 from holdfast.api.routes_state import SEQ_MAX, Name
+from holdfast.api.tenants import Scope, scope_of
 from holdfast.controller import Controller
 from holdfast.model.events import AnyEvent
 from holdfast.model.wire import encode, kind_of
@@ -28,7 +29,7 @@ PAGE = 500
 MEDIA_TYPE = "text/event-stream"
 
 
-@get("/stream", guards=[needs(Role.VIEWER)], tags=["read"], media_type=MEDIA_TYPE)
+@get("/stream", guards=[needs(Role.VIEWER)], tags=["read"], media_type=MEDIA_TYPE, opt=SCOPED)
 async def stream(
     request: Request[Any, Any, State],
     *,
@@ -47,19 +48,20 @@ async def stream(
         after = int(resumed)
     elif after < 0:
         after = controller.seq
-    where = {"incident": incident, "job": job, "node": node, "kind": kind}
+    asked = {"incident": incident, "job": job, "node": node, "kind": kind}
+    where = {key: value for key, value in asked.items() if value}
     limits: LimitGate = request.app.state.limits
     client = client_of(request, request.state.identity)
-    limits.check_stream(client)
+    place = limits.take_stream(client)
     return Stream(
-        _messages(controller, after, {key: value for key, value in where.items() if value}, limits.stream(client)),
+        _messages(controller, after, where, scope_of(request), place),
         media_type=MEDIA_TYPE,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
 async def _messages(
-    controller: Controller, after: int, where: dict[str, Any], place: AbstractContextManager[None]
+    controller: Controller, after: int, where: dict[str, Any], scope: Scope, place: AbstractContextManager[None]
 ) -> AsyncIterator[bytes]:
     with place:
         yield b"retry: 1000\n\n"
@@ -74,9 +76,10 @@ async def _messages(
                 # A full page may end before what was just stored; one that is not full has seen it all.
                 last = found[-1].seq if len(found) == PAGE else max(last, found[-1].seq if found else 0)
             after = last
+            found = scope.events(found)
             for event in found:
                 yield message(event)
-            if not found:
+            if not found or found[-1].seq < after:
                 # Others' events moved us on: the reader learns from where to resume.
                 yield b"id: %d\n: on\n\n" % after
 

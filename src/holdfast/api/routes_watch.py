@@ -1,11 +1,17 @@
-"""What watches the controller: `/healthz` and `/livez` for probes, `/metrics` for Prometheus. No token is needed."""
+"""What watches the controller: `/healthz` and `/livez` for probes, `/metrics` for Prometheus. No token is needed.
+
+Without one, `/metrics` names no job, unless `[api] open_metrics` of holdfast.toml says so.
+"""
 
 from __future__ import annotations
 
-from litestar import Response, get
+from typing import Any
+
+from litestar import Request, Response, get
 from litestar.datastructures import State
 from prometheus_client import CollectorRegistry, generate_latest
 
+from holdfast.api.auth import Role, who
 from holdfast.api.metrics import ControllerCollector
 from holdfast.controller import Health
 
@@ -30,10 +36,16 @@ async def healthz(state: State) -> Response[Health]:
 
 
 @get("/metrics", tags=["watch"])
-async def metrics(state: State) -> Response[bytes]:
-    """Figures of the controller as Prometheus text."""
+async def metrics(request: Request[Any, Any, State], state: State) -> Response[bytes]:
+    """Figures of the controller as Prometheus text; those of single jobs with the token of a viewer who sees all."""
+    identity = who(request)
+    if identity is None and "authorization" in request.headers:
+        state.limits.count_refusal(request)
+    names_jobs = state.open_metrics or (identity is not None and identity.may(Role.VIEWER) and not identity.sees)
     registry = CollectorRegistry()
-    registry.register(ControllerCollector(state.controller, state.fleet, state.tally, state.limits))
+    registry.register(
+        ControllerCollector(state.controller, state.fleet, state.tally, state.limits, names_jobs=names_jobs)
+    )
     for collector in state.collectors:
         registry.register(collector)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE)

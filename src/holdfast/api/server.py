@@ -51,6 +51,7 @@ class ApiServer:
         limits: how much one client may ask for.
         collectors: more figures for `/metrics`.
         reviewer: lets in agents by their ServiceAccount tokens.
+        open_metrics: `/metrics` names jobs without a token, too.
         fleet: the cockpit's, or one of its own; it follows the controller while the API is served.
         tls: the certificate that it is served with; None: plain HTTP.
 
@@ -72,6 +73,7 @@ class ApiServer:
         limits: Limits | None = None,
         collectors: Sequence[Collector] = (),
         reviewer: Reviewer | None = None,
+        open_metrics: bool = False,
         fleet: Fleet | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
@@ -88,6 +90,7 @@ class ApiServer:
             "sessions": sessions,
             "reviewer": reviewer,
             "limits": LimitGate(limits),
+            "open_metrics": open_metrics,
             "fleet": self._fleet,
             "tally": self._tally,
             "collectors": tuple(collectors),

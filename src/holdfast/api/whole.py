@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.api.tenants import Scope
 from holdfast.controller import Controller
+from holdfast.model.answers import StateAnswer
 from holdfast.model.records import JobRecord, NodeRecord
 from holdfast.ports import Entry
 
@@ -71,6 +73,19 @@ class WholeState:
         return b'{"seq":%d,"health":%b,"jobs":[%b],"nodes":[%b],"incidents":%b,"brakes":%b}' % (
             seq, encode(controller.health()), jobs, nodes, encode(incidents), encode(brakes),
         )  # fmt: skip
+
+    async def part(self, scope: Scope) -> StateAnswer:
+        """What of it is in a scope; read anew for each question, and of a scope there is little.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        controller, journal = self._controller, self._controller.journal
+        jobs = scope.jobs(await journal.jobs())
+        names = sorted({node for job in jobs for node in job.view.nodes})
+        nodes = scope.nodes(await journal.nodes(node=names)) if names else []
+        incidents = scope.incidents(await journal.incidents(limit=INCIDENTS_IN_STATE))
+        return StateAnswer(controller.seq, controller.health(), jobs, nodes, incidents, await journal.brakes())
 
     async def _renew(self) -> None:
         journal = self._controller.journal

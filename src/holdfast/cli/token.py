@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.adapters.journal import open_journal
-from holdfast.api.auth import NAME_MAX, Role, book_line, change_book, new_token, read_book
+from holdfast.api.auth import NAME_MAX, SCOPE, Role, book_line, change_book, new_token, read_book
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
@@ -69,6 +69,14 @@ def create(
         typer.Option(help="viewer (read), owner (and command the own jobs), agent (report), operator (all of these)."),
     ] = "viewer",
     only: Annotated[str, typer.Option(metavar="SOURCE", help="For agents: the one source it may report as.")] = "",
+    sees: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SCOPE",
+            help="Reads, and commands, only these jobs: user:NAME, or project:NAME (Slurm's account, Kubernetes' "
+            "namespace). May be given several times. Default: the whole cluster.",
+        ),
+    ] = None,
     expires: Annotated[
         str, typer.Option(metavar="TIME", help="Not accepted after this: 12h, 30d, 8w. Default: never.")
     ] = "",
@@ -81,13 +89,18 @@ def create(
         raise UsageError(f"--role {role!r}: it is one of {', '.join(ROLES)}")
     if only and (role != "agent" or not re.fullmatch(r"(agent|launcher|drill):[A-Za-z0-9_.:-]+", only)):
         raise UsageError(f"--only {only!r}: it is for --role agent and reads like agent:node07")
+    for one in sees or ():
+        if role == "agent" or not SCOPE.fullmatch(one):
+            raise UsageError(f"--sees {one!r}: write user:NAME or project:NAME; agents read nothing")
     now = time.time()
     until = now + _seconds(expires) if expires else 0.0
     book = _book(kept)
     token = new_token()
-    line = book_line(token, Role(role), name, only=only, until=until, at=now, by=re.sub(r"\s", "_", user()))
+    line = book_line(
+        token, Role(role), name, only=only, sees=sees or (), until=until, at=now, by=re.sub(r"\s", "_", user())
+    )
     identity = line.split()[2][:12]
-    said = {"name": name, "role": role, "id": identity, "only": only, "until": until}
+    said = {"name": name, "role": role, "id": identity, "only": only, "sees": list(sees or ()), "until": until}
 
     def with_it(lines: list[str]) -> list[str]:
         _note(book, kept.journal, {"event": "token_created", "at": now, "who": user(), **said})
@@ -108,18 +121,20 @@ def list_tokens(
     """List the tokens of the book. With id, name, role, when and by whom it was made, when it ends. Never the token."""
     lines = read_book(_book(kept))
     forms = [
-        fields_of(line.identity, "id name role only")
+        fields_of(line.identity, "id name role only sees")
         | {"made_at": line.at or None, "made_by": line.by, "expires_at": line.identity.until or None}
         for line in lines
     ]
     now = time.time()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("id", "name", "role", "only", "made", "by", "ends"):
+    for heading in ("id", "name", "role", "only", "sees", "made", "by", "ends"):
         table.add_column(heading, overflow="fold")
     for line in lines:
         who = line.identity
         ends = "never" if not who.until else "over" if who.until <= now else _day(who.until)
-        table.add_row(*map(Text, (who.id, who.name, who.role, who.only, _day(line.at), line.by, ends)))
+        table.add_row(
+            *map(Text, (who.id, who.name, who.role, who.only, ", ".join(who.sees), _day(line.at), line.by, ends))
+        )
     return Answer(lambda: form(tokens=forms), lambda: [table])
 
 

@@ -169,7 +169,12 @@ class Hub:
         self.changed(frozenset(page.partition("?")[0] for page in self._topics), notable=True)
 
     async def follow(self, page: str, since: int) -> AsyncIterator[bytes]:
-        """Messages for one viewer who has the page as of event `since`; ends when the hub is closed."""
+        """Messages for one viewer who has the page as of event `since`; ends when the hub is closed.
+
+        Ends at once when the hub is full: many may have been let in before the first of them begins here.
+        """
+        if self.is_full:
+            return
         viewer = Viewer()
         topic = self._topics.get(page)
         if topic is None:

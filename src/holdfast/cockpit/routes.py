@@ -18,6 +18,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_303_SEE_OTHER
 
 from holdfast import __version__
 from holdfast.api.auth import LOCAL, Identity, Role
+from holdfast.api.tenants import Scope
 from holdfast.cockpit import deeds, files, rendering
 from holdfast.cockpit.cockpit import CHARTED, Cockpit
 from holdfast.cockpit.pages import Page
@@ -70,28 +71,40 @@ def of(request: Request[Any, Any, Any]) -> Cockpit:
 # --- who looks ---
 
 
-def looker(request: Request[Any, Any, Any]) -> Session:
+def looker(request: Request[Any, Any, Any], *, job: str = "", keeps_to_scope: bool = False) -> Session:
     """The session of whoever looks, who may at least read.
+
+    Args:
+        request: of the page.
+        job: the page is about this job alone; empty: it is about more.
+        keeps_to_scope: what follows shows or does nothing beyond the scope of a token.
 
     Raises:
         LogInError: nobody is logged in.
-        RefusedError: the token may not read pages (an agent's).
+        RefusedError: the token may not read pages (an agent's), or this page is not in its scope.
     """
     session = of(request).sessions.of(request)
     if session is None:
         raise LogInError("log in first")
     if not session.identity.may(Role.VIEWER):
         raise RefusedError(f"the token of {session.identity.name!r} is for {session.identity.role}s, not for pages")
+    scope = Scope(session.identity, of(request).fleet)
+    if not (scope.is_whole or keeps_to_scope or (job and scope.has_page(job))):
+        sees = ", ".join(session.identity.sees)
+        raise RefusedError(
+            f"your token sees {sees}, and this page may show more: /v1/jobs lists your jobs, /jobs/ID shows one "
+            "that had no trouble together with others' jobs"
+        )
     return session
 
 
-async def writer(request: Request[Any, Any, Any]) -> tuple[Session, dict[str, str]]:
+async def writer(request: Request[Any, Any, Any], *, keeps_to_scope: bool = False) -> tuple[Session, dict[str, str]]:
     """The session and the form of a request that changes something.
 
     Raises:
         LogInError, RefusedError: nobody is logged in, or the form is not ours.
     """
-    session = looker(request)
+    session = looker(request, keeps_to_scope=keeps_to_scope)
     form = await _form(request)
     if not is_from_here(request) or not is_same(session.csrf, form.get("csrf", "")):
         raise RefusedError("this form did not come from a page of this session: go back, load the page anew, try again")
@@ -129,7 +142,7 @@ async def page(request: Request[Any, Any, Any], kind: str, name: str = "", **mor
         if session is None:
             raise LogInError("log in first")
     else:
-        session = looker(request)
+        session = looker(request, job=name if kind == "job" else "")
     query = str(request.url.query or "")
     live = f"{kind}:{name}" if name else kind
     template, values = await cockpit.pages.values(Page(kind, name, Page.parse(f"?{query}").asked))
@@ -172,7 +185,7 @@ async def page_or_chart(request: Request[Any, Any, Any], kind: str, name: str, c
     """A page, or the data of a chart of it, where it has any."""
     if not chart or kind not in CHARTED:
         return await page(request, kind, name)
-    looker(request)
+    looker(request, job=name if kind == "job" else "")
     made = await of(request).chart(Page(kind, name, Page.parse(f"?{request.url.query or ''}").asked), chart)
     return Response(msgspec.json.encode(made), media_type="application/json")
 
@@ -247,7 +260,7 @@ async def run_drill(request: Request[Any, Any, Any]) -> Redirect:
 @post("/operate", status_code=HTTP_303_SEE_OTHER)
 async def operate(request: Request[Any, Any, Any]) -> Redirect:
     """A person's word. What came of it stands on the page that follows."""
-    session, form = await writer(request)
+    session, form = await writer(request, keeps_to_scope=True)
     session.flash, session.flash_is_bad = await deeds.deed(of(request).controller, session.identity, form)
     session.draft = form.get("why", "")[:2000] if session.flash_is_bad else ""
     return Redirect(local_path(form.get("next", "/")), status_code=HTTP_303_SEE_OTHER)
@@ -307,7 +320,7 @@ async def log_in(request: Request[Any, Any, Any]) -> Response[Any]:
 @post("/logout", status_code=HTTP_303_SEE_OTHER)
 async def log_out(request: Request[Any, Any, Any]) -> Redirect:
     """End the session, here and in the browser."""
-    await writer(request)
+    await writer(request, keeps_to_scope=True)
     of(request).sessions.end(request.cookies.get(COOKIE))
     answer = Redirect("/login", status_code=HTTP_303_SEE_OTHER)
     answer.delete_cookie(COOKIE)

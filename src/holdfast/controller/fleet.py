@@ -62,6 +62,7 @@ class JobLine(Struct, frozen=True):
     """As `str(JobKey)` writes it."""
     name: str = ""
     user: str = ""
+    project: str = ""
     partition: str = ""
     state: r.JobState = r.JobState.WATCHING
     scheduler: SchedulerState = SchedulerState.UNKNOWN
@@ -351,6 +352,7 @@ def job_line(record: r.JobRecord) -> JobLine:
         key=str(record.key),
         name=view.name,
         user=view.user,
+        project=view.project,
         partition=view.partition,
         state=record.state,
         scheduler=view.state,

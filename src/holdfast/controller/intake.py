@@ -26,6 +26,9 @@ from holdfast.ports import Clock, Entry, Journal
 
 _log = structlog.get_logger("holdfast.controller")
 
+TURN_EVENTS = 16
+"""Events that are judged before others have their turn in the loop."""
+
 Arrival = tuple[e.AnyEvent, asyncio.Future[int]]
 """An event, and what its source waits for."""
 
@@ -144,7 +147,9 @@ class Intake:
         entries: list[Entry] = []
         futures: list[asyncio.Future[int]] = []
         fresh: set[str] = set()
-        for event, future in batch:
+        for number, (event, future) in enumerate(batch):
+            if number % TURN_EVENTS == TURN_EVENTS - 1:
+                await asyncio.sleep(0)  # beats have their turn: a storm's batch takes longer than they may wait
             if event.id in stored or event.id in fresh or event.id in self.recent or self.shell.is_stale(event):
                 self.figures.duplicates += 1
             else:

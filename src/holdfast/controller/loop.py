@@ -164,6 +164,11 @@ class Controller:
         return self._intake.patience.failing
 
     @property
+    def refuses(self) -> asyncio.Event:
+        """Set while the journal cannot be written."""
+        return self._intake.patience.refuses
+
+    @property
     def figures(self) -> Figures:
         """Counts since the start."""
         return self._intake.figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ class Patience:
         self._warned_at: dict[str, float] = {}
         self.failing = ""
         """Why the journal cannot be written now; empty: it can."""
+        self.refuses = asyncio.Event()
+        """Set while it cannot be written."""
 
     async def insist(self, work: Callable[[], Awaitable[R]]) -> R:
         """Do what the journal must do, again and again while the disk refuses; nothing is begun meanwhile.
@@ -41,6 +44,7 @@ class Patience:
                 raise
             except JournalError as error:
                 self.failing = str(error)
+                self.refuses.set()
                 if self._clock.monotonic() - said_at >= SAY_AGAIN_S:
                     said_at = self._clock.monotonic()
                     _log.error("the journal refuses: nothing new is begun until it takes events again", why=str(error))
@@ -50,6 +54,7 @@ class Patience:
             if self.failing:
                 _log.info("the journal takes events again")
                 self.failing = ""
+                self.refuses.clear()
             return result
 
     def warn_seldom(self, what: str, error: JournalError) -> None:

@@ -279,7 +279,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)
     keys = incidents.domain_keys(node, finding)
-    incident = _incident_for(turn, node, [*jobs, *gone], keys)
+    incident = _incident_for(turn, node, [*jobs, *gone], [*keys, *_held_back_with(turn, node, finding)])
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -288,6 +288,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     if incidents.judge_domain(turn, incident, node, finding):
         nodes.domain_lost(turn, incident)
     nodes.suspect(turn, node, incident, finding)
+    _remember_domain(turn, _held_back_with(turn, node, finding), incident)
     if incident.diagnosis is None:
         # An incident without a job is diagnosed from what the node says.
         if not jobs:
@@ -299,6 +300,12 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         _disturb(turn, incident, finding, jobs, gone)
     if incident.would and incident.diagnosis is None:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
+
+
+def _held_back_with(turn: Turn, node: NodeRecord, finding: Finding) -> list[str]:
+    """The same fault on more nodes of a group than its brake lets be fenced is one cause, whatever it is."""
+    brake = turn.state.brakes.get(node.view.group)
+    return [f"brake:{brake.group}|{finding.rule}"] if brake is not None and brake.tripped_at else []
 
 
 def _disturb(

@@ -31,6 +31,8 @@ DRILLS_MAX = 32
 FAULT_BEFORE_S = 60.0
 """Evidence older than this before the known start of the fault does not move its start: it may be of something else."""
 SEEN_MAX = 4096
+TOLD_EACH = 4
+"""Nodes of one incident of which each further one is told."""
 NODES_MIN = 3
 """Fewer losses are a coincidence, or one job's doing."""
 SHARE = 0.1
@@ -158,7 +160,7 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
         return before
     incident_record.diagnosed(turn, incident, made)
     turn.stamp(incident, Mark.DIAGNOSED)
-    if before is None or (before.cause, before.nodes, before.ranks) != (made.cause, made.nodes, made.ranks):
+    if before is None or _is_news(before, made):
         word = "Diagnosis" if before is None else "On further evidence"
         turn.tell(incident, f"{word}: {story.of_diagnosis(made)}")
         name = job.name if job is not None else ", ".join(incident.nodes[:3])
@@ -171,6 +173,14 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
             node=made.nodes[0] if made.nodes else "",
         )
     return made
+
+
+def _is_news(before: Diagnosis, made: Diagnosis) -> bool:
+    """Is it another diagnosis to people? The same cause on yet more nodes is, when their number has doubled."""
+    if before.cause != made.cause or before.ranks != made.ranks or not set(before.nodes) <= set(made.nodes):
+        return True
+    few = len(made.nodes) <= TOLD_EACH and before.nodes != made.nodes
+    return few or len(before.nodes).bit_length() != len(made.nodes).bit_length()
 
 
 def at_first_look(incident: IncidentRecord, job: JobRecord) -> Diagnosis:

@@ -68,6 +68,8 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     key: JobKey
     name: str = ""
     user: str = ""
+    project: str = ""
+    """Slurm's account, Kubernetes' namespace; empty: it has none."""
     partition: str = ""
     state: SchedulerState = SchedulerState.UNKNOWN
     restart_count: int = 0

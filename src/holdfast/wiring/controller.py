@@ -204,6 +204,7 @@ async def serve(options: Options) -> None:
             fleet=cockpit.fleet,
             pages=[router(cockpit)],
             sessions=cockpit.sessions,
+            open_metrics=config.api.open_metrics,
             collectors=[outbox],
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
             tls=tls,

@@ -78,6 +78,13 @@ class TlsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only clients with a certificate of this authority are let in (mTLS)."""
 
 
+class ApiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[api]`: what the controller's API shows to whom."""
+
+    open_metrics: bool = False
+    """`/metrics` names single jobs without a token, too."""
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `holdfast.toml` may say. Paths are relative to the file's own folder."""
 
@@ -106,6 +113,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     notify: NotifyConfig = NotifyConfig()
     """Who is told of what: docs/notices.md."""
     traces: TracesConfig = TracesConfig()
+    api: ApiConfig = ApiConfig()
     report: ReportConfig = ReportConfig()
     drill: DrillConfig = DrillConfig()
     log_rules: str = ""

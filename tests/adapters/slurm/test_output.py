@@ -24,7 +24,9 @@ from holdfast.adapters.slurm.output import (
     topology_of,
     words,
 )
+from holdfast.adapters.slurm.views import job_view
 from holdfast.errors import WireError
+from holdfast.model.cluster import JobKey
 
 RECORDED = Path(__file__).parent / "recorded"
 VERSIONS = ("22.05", "23.02", "23.11", "25.11")
@@ -267,3 +269,15 @@ def test_accounting_tells_how_forgotten_jobs_ended() -> None:
     )
     assert list(ends) == ["12"]
     assert (ends["12"].states, ends["12"].exit_code, ends["12"].signal) == ({"CANCELLED"}, 0, 15)
+
+
+@pytest.mark.parametrize(
+    ("version", "account"), [("22.05", "root"), ("23.02", "root"), ("23.11", "root"), ("25.11", "")]
+)
+def test_a_jobs_account_is_read(version: str, account: str) -> None:
+    """It is the job's project, by which a token may be kept to a part of the jobs; no account is no project."""
+    jobs = jobs_of_json(recorded(version, "squeue--json--states=all.json"))
+    assert jobs
+    assert {job.account for job in jobs} == {account}
+    views = [job_view(job, JobKey("c", job.id)) for job in jobs]
+    assert {view.project for view in views} == {account}

@@ -390,6 +390,7 @@ def job_view(job: Workload, pods: Sequence[Pod], key: JobKey, *, begun: bool) ->
         key=key,
         name=job.name,
         user=job.namespace,
+        project=job.namespace,
         partition=job.namespace,
         state=state,
         restart_count=job.restarts,

@@ -41,6 +41,7 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     het_offset: int = 0
     name: str = ""
     user: str = ""
+    account: str = ""
     uid: int = -1
     gid: int = -1
     partition: str = ""
@@ -189,6 +190,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "het_offset": ("het_job_offset", _count),
     "name": ("name", text),
     "user": ("user_name", text),
+    "account": ("account", text),
     "uid": ("user_id", _owner),
     "gid": ("group_id", _owner),
     "partition": ("partition", text),
@@ -340,6 +342,7 @@ def _job_of_text(found: re.Match[str], rest: str) -> SlurmJob:
             user_name=owner.group(1) if owner is not None else "",
             user_id=owner.group(2) if owner is not None else -1,
             group_id=owner.group(3) if owner is not None else -1,
+            account=field("Account"),
             partition=field("Partition"),
             job_state=field("JobState"),
             state_reason=field("Reason"),

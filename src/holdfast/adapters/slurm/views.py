@@ -120,6 +120,7 @@ def job_view(job: SlurmJob, key: JobKey) -> JobView:
         key=key,
         name=job.name,
         user=job.user,
+        project=job.account,
         partition=job.partition.partition(",")[0],
         state=state,
         restart_count=job.restart_count,
