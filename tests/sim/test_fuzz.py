@@ -82,6 +82,7 @@ REGRESSIONS = {
     195002185: "a release that was seen before its hold was tried again and undid a person's hold",
     195003137: "a part that failed while the job waited was called what had ended its attempt before",
     195003572: "a requeue that came to nothing was taken for the one by which a job that was given up ran again",
+    390000259: "a hold that may have been ours was called a person's: the judge knew more than any scheduler tells",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""
