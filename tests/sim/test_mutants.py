@@ -11,7 +11,7 @@ from sim.mutants import MUTANTS, caught_by, complaints
 
 FOUND_BY = {
     "forgotten fence": 0,
-    "double requeue": 74,
+    "double requeue": 58,
     "lost timer": 0,
     "brake that blocks recovery": 2,
     "stale drain": 0,
@@ -25,7 +25,7 @@ FOUND_BY = {
     "partial exclusion": 30_003,
     "findings dropped while held": 30_143,
     "failed checks return the node": 30_007,
-    "a person's hold ignored": 30_002,
+    "a person's hold ignored": 30_003,
     "a hold in the queue ignored": 30_002,
 }
 """A seed that found the bug: tried first. A change of the engine may move it, then the ones from 0 on follow."""

@@ -281,6 +281,19 @@ def test_a_release_of_what_a_person_holds_is_found(tale):
     assert said_by(queued.history) == {"holds_are_respected"}
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_hold_that_may_be_ours_is_no_persons(tale, answered):
+    """Our requeue has no answer yet: on Slurm it holds what somebody else has queued already."""
+    tale.job(SchedulerState.PENDING, restart_count=1)
+    requeue = order(o.RequeueHeld, "c19", restart_count=0)
+    tale.event(e.OperatorCommand, requeue, command=Command.REQUEUE, who="ada", why="x", job=JOB)
+    if answered:
+        tale.event(e.OrderDone, order="c19")
+    tale.job(SchedulerState.HELD, restart_count=1)
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c20", epoch=3), timer="x")
+    assert ("holds_are_respected" in said_by(tale.history)) is answered
+
+
 def test_a_return_after_failed_checks_is_found(tale):
     """Until the same machine has passed them, or another one stands there."""
     check, give_back = order(o.ValidateNode, "c20"), order(o.ReturnNode, "c21")

@@ -87,7 +87,8 @@ class RequeueHeld(JobOrder, frozen=True, kw_only=True, tag="requeue_held"):
     """
 
     restart_count: int
-    """The scheduler's restart count before this order: if it is larger already, the requeue has happened."""
+    """The scheduler's restart count before this order. If it is larger already, the requeue has happened: what waits in
+    the queue is only held, and what runs is left."""
     gone: tuple[str, ...] = ()
     """Nodes of the job of which there is evidence that they do not run: their word need not be waited for."""
     leased: bool = False

@@ -150,7 +150,7 @@ class _Deeds:
 
     def _of_job(self, one: Happening, key: JobKey, by: str) -> Iterator[AnyDeed]:
         match one.what:
-            case "job_held":
+            case "job_held" if not one.order:
                 yield Held(at=one.at, job=key, by=by)
             case "job_released":
                 self._let[one.job] = by

@@ -130,7 +130,7 @@ class SimOrchestrator:
 
     def _requeue(self, job: Job, order: o.RequeueHeld) -> bool:
         if job.restart_count > order.restart_count:
-            return False
+            return self._scheduler.hold(job, who="controller", order=order.id)
         if job.is_over and job.state.value in {"cancelled", "completed"}:
             raise PermanentOrderError(f"job {job.key} is {job.state}: it cannot be requeued")
         return self._scheduler.requeue(job, held=True, who="controller", order=order.id)

@@ -370,12 +370,12 @@ class Scheduler:
         self.world.say("job_requeued", who=who, order=order, job=str(job.key), detail=detail)
         return True
 
-    def hold(self, job: Job, *, who: str) -> bool:
-        """Keep a job in the queue from starting."""
+    def hold(self, job: Job, *, who: str, order: str = "") -> bool:
+        """Keep a job in the queue from starting. False when it runs, or is held already."""
         if job.state is not SchedulerState.PENDING:
             return False
         job.state = SchedulerState.HELD
-        self.world.say("job_held", who=who, job=str(job.key))
+        self.world.say("job_held", who=who, order=order, job=str(job.key))
         self.touch(job)
         return True
 

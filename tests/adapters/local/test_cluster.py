@@ -234,6 +234,22 @@ def test_one_order_id_has_one_effect(tmp_path: Path) -> None:
     run(tmp_path, scenario, nodes=1)
 
 
+def test_what_was_requeued_already_and_waits_is_held(tmp_path: Path) -> None:
+    """So a person's `holdfast hold` of a released job that waits for nodes keeps it from starting."""
+
+    async def scenario(cluster: TestCluster) -> None:
+        o = cluster.orchestrator
+        job_id = await running(cluster, ["sleep", "1000"])
+        await o.execute(RequeueHeld(id="o1", cause=1, job=key(job_id), restart_count=0))
+        await o.execute(QuarantineNode(id="o2", cause=1, node="node01", why="Xid 74"))
+        await o.execute(ReleaseJob(id="o3", cause=1, job=key(job_id), epoch=1))
+        await o.execute(RequeueHeld(id="o4", cause=2, job=key(job_id), restart_count=0))
+        view = await o.job(job_id)
+        assert (view.state, view.restart_count) == (S.HELD, 1)
+
+    run(tmp_path, scenario, nodes=1)
+
+
 def test_a_persons_word_wins(tmp_path: Path) -> None:
     """A person's hold outlives Holdfast's release; a cancelled or completed job is not requeued."""
 

@@ -243,7 +243,7 @@ class JobBook:
             PermanentOrderError: a person cancelled it, or it has completed.
         """
         job = self.find(request.job)
-        if job.restart_count > request.restart_count:
+        if job.restart_count > request.restart_count and job.state is not SchedulerState.PENDING:
             return f"already requeued: its restart count is {job.restart_count}"
         if job.cancelled or job.state in {SchedulerState.CANCELLED, SchedulerState.COMPLETED}:
             raise PermanentOrderError(f"job {job.id} is {'cancelled' if job.cancelled else job.state}")

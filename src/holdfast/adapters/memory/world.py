@@ -145,7 +145,7 @@ class MemoryOrchestrator:
         change = msgspec.structs.replace
         if isinstance(order, o.RequeueHeld):
             if job.restart_count > order.restart_count:
-                return job
+                return change(job, state=SchedulerState.HELD) if job.state is SchedulerState.PENDING else job
             return change(job, state=SchedulerState.HELD, restart_count=order.restart_count + 1, nodes=())
         if isinstance(order, o.SetExcluded):
             return change(job, excluded=tuple(sorted({*job.excluded, *order.nodes})))

@@ -291,9 +291,14 @@ def no_restart_after_cancel(history: History) -> Iterator[str]:
 
 
 def holds_are_respected(history: History) -> Iterator[str]:
-    """What a person holds, through us or in the queue, we do not release before they do."""
+    """What a person holds, through us or in the queue, we do not release before they do.
+
+    A hold that appears in the queue while a requeue of ours has no answer may be ours: no scheduler says whose it is.
+    """
     held: dict[JobKey, int] = {}
     """Job -> the event by which a person held it."""
+    asked: dict[JobKey, str] = {}
+    """Job -> our requeue that has no answer yet."""
     views: dict[JobKey, JobView] = {}
     for step in history.steps:
         event = step.event
@@ -306,10 +311,13 @@ def holds_are_respected(history: History) -> Iterator[str]:
             case e.JobVanished():
                 held.pop(event.job, None)
             case e.JobObserved():
-                _note_hold(held, views.get(event.job.key), event)
+                _note_hold(held, views.get(event.job.key), event, ours=event.job.key in asked)
                 views[event.job.key] = event.job
+            case e.OrderDone() | e.OrderFailed(permanent=True):
+                asked = {job: order for job, order in asked.items() if order != event.order}
             case _:
                 pass
+        asked |= {order.job: order.id for order in step.orders if isinstance(order, o.RequeueHeld)}
         for order in step.orders:
             if isinstance(order, o.ReleaseJob) and order.cause == event.seq and order.job in held:
                 yield f"event {event.seq} releases job {order.job}, which a person holds (event {held[order.job]})"
@@ -318,13 +326,17 @@ def holds_are_respected(history: History) -> Iterator[str]:
 _LET_GO = frozenset({Command.RELEASE, Command.REQUEUE, Command.GIVE_UP})
 
 
-def _note_hold(held: dict[JobKey, int], before: JobView | None, event: e.JobObserved) -> None:
-    """Take in what the scheduler shows: a job that nobody requeued is held in the queue, or a held one goes on."""
+def _note_hold(held: dict[JobKey, int], before: JobView | None, event: e.JobObserved, *, ours: bool) -> None:
+    """Take in what the scheduler shows: a job that nobody requeued is held in the queue, or a held one goes on.
+
+    `ours`: a hold that appears now may be ours.
+    """
     view = event.job
     if view.state in _OVER or before is None:
         held.pop(view.key, None)
     elif before.state is S.PENDING and view.state is S.HELD and before.restart_count == view.restart_count:
-        held.setdefault(view.key, event.seq)
+        if not ours:
+            held.setdefault(view.key, event.seq)
     elif before.state is not view.state and (
         view.state is S.RUNNING or (before.state is S.HELD and view.state is not S.UNKNOWN)  # it may have ended unseen
     ):
