@@ -17,8 +17,9 @@ from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
 from holdfast.cli.options import Where
 from holdfast.errors import NotFoundError, RefusedError, UsageError
+from holdfast.model import story
 from holdfast.model.policy import PolicySet
-from holdfast.model.records import BrakeRecord
+from holdfast.model.records import BrakeRecord, JobRecord
 from holdfast.ports import Entry
 from holdfast.report import gather
 from holdfast.wiring.settings import find_controller
@@ -91,6 +92,23 @@ def writer_of(records: Records, now: float) -> list[str]:
     if not holder or until < now:
         return []
     return [f"{holder} is writing this journal: all of this is as of event {getattr(records, 'last_seq', 0)}."]
+
+
+def launcher_gone(records: Records, job: JobRecord, now: float) -> str:
+    """What to say of a job whose launcher has died without a word; empty: it lives, has left, or a controller leads.
+
+    A launcher's own journal is what shows it: the lease in it is renewed while the launcher lives, and given back when
+    it leaves.
+    """
+    holder, until = getattr(records, "holder", ""), getattr(records, "lease_until", 0.0)
+    if job.over or holder != f"launcher:{job.key}" or until >= now:
+        return ""
+    last = getattr(records, "last_at", 0.0)
+    again = f" with --job-dir {job.view.job_dir}" if job.view.job_dir else ""
+    return (
+        f"gone: it wrote last at {story.clock(last)}, and its lease ran out at {story.clock(until)}, "
+        f"{screen.age(until, now)} ago; where no controller leads the job, start the same command again{again} to go on"
+    )
 
 
 async def _open(where: Where) -> Records:

@@ -53,6 +53,8 @@ class JournalReading:
         self.lease_until = 0.0
         self.last_seq = 0
         """Newest event that this reading holds."""
+        self.last_at = 0.0
+        """When that event happened."""
         log = Path(f"{path}-wal")
         # Read-only, what a killed writer left in its log stays there. Without a log that would leave an empty one
         # behind, which a connection that may write takes away with it.
@@ -127,6 +129,8 @@ class JournalReading:
         if row := self._row("SELECT holder, expires FROM lease"):
             self.holder, self.lease_until = str(row[0]), float(row[1])
         self.last_seq = int(self._one("SELECT max(seq) FROM events") or 0)
+        if row := self._row("SELECT at FROM events WHERE seq = ?", self.last_seq):
+            self.last_at = float(row[0])
 
     def _look_for_a_cut(self) -> None:
         """The file's head says how long it is; a log beside it may hold the rest."""
