@@ -80,6 +80,22 @@ def test_a_killed_launcher_is_gone_and_not_running(
     assert ("its lease ran out at 08:04:00Z, 60 s ago; where no controller leads the job, start" in said) is is_gone
 
 
+def test_a_journal_on_a_read_only_file_system(
+    holdfast: Holdfast, journal: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Viewing commands read it; one that writes beside it names the file system and the way out, and no owner."""
+    copy = shutil.copy(journal, tmp_path / "journal.db")
+    real = os.statvfs(copy)
+    read_only = os.statvfs_result((*real[:8], real.f_flag | os.ST_RDONLY, *real[9:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: read_only)
+    monkeypatch.setattr(os, "access", lambda _, mode: mode == os.R_OK)
+    assert holdfast("job", "1778", "--journal", copy).code == 0
+    Path("new.toml").touch()
+    refused = holdfast("simulate", "--replay", copy, "--policy", "new.toml")
+    assert refused.code
+    assert "is on a read-only file system, and this command writes beside it: copy it" in refused.sentence
+
+
 def test_an_attempt_names_its_job(holdfast: Holdfast, journal: Path) -> None:
     """`holdfast job 1778(1)`, as tables write it, shows job 1778."""
     assert holdfast("job", "1778(1)", "--journal", journal).out == holdfast("job", "1778", "--journal", journal).out
