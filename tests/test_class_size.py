@@ -13,7 +13,7 @@ LARGER: dict[str, tuple[int, int]] = {
     "adapters:Ec2Repair": (270, 11),
     "adapters:JobBook": (411, 8),
     "adapters:JobOrders": (295, 9),
-    "adapters:JournalReading": (317, 8),
+    "adapters:JournalReading": (297, 8),
     "adapters:KubernetesOrchestrator": (250, 18),
     "adapters:LocalNode": (306, 26),
     "adapters:Looks": (254, 20),

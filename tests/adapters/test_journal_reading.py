@@ -7,6 +7,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -234,9 +236,8 @@ def test_a_reading_stands_still_while_a_controller_writes(tmp_path: Path) -> Non
     run(work)
 
 
-def test_what_a_killed_writer_committed_is_read(tmp_path: Path) -> None:
-    """SIGKILL while it appends: everything that it acknowledged is there, though it lies in the log beside the file."""
-    path = tmp_path / "journal.db"
+def left_by_a_killed_writer(path: Path) -> int:
+    """A journal whose newest events lie in the log beside the file; returns the newest event that was acknowledged."""
     writer = subprocess.Popen(
         [sys.executable, "-m", "tests.adapters.journal_writer", f"sqlite:///{path}"], cwd=ROOT, stdout=subprocess.PIPE
     )
@@ -247,7 +248,13 @@ def test_what_a_killed_writer_committed_is_read(tmp_path: Path) -> None:
         writer.kill()
         writer.wait()
         writer.stdout.close()
-    acknowledged = int(said[-1])
+    return int(said[-1])
+
+
+def test_what_a_killed_writer_committed_is_read(tmp_path: Path) -> None:
+    """SIGKILL while it appends: everything that it acknowledged is there, though it lies in the log beside the file."""
+    path = tmp_path / "journal.db"
+    acknowledged = left_by_a_killed_writer(path)
 
     async def work() -> None:
         reading = JournalReading(path)
@@ -257,3 +264,48 @@ def test_what_a_killed_writer_committed_is_read(tmp_path: Path) -> None:
         await reading.close()
 
     run(work)
+
+
+@pytest.fixture
+def fixed(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Makes a read-only file system of these files, which only root may mount."""
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+
+    def make(*files: Path) -> Path:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, check=False)
+        if mounted.returncode:
+            pytest.skip("only root may mount a read-only file system")
+        for file in files:
+            shutil.copy(file, folder)
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        return folder / files[0].name
+
+    yield make
+    subprocess.run(["umount", "-l", folder], capture_output=True, check=False)
+
+
+def test_a_journal_on_a_read_only_file_system_is_read(whole: Path, fixed: Callable[..., Path]) -> None:
+    """All of it, though SQLite cannot write beside it."""
+    assert read_all(fixed(whole)) == (WHOLE, [])
+
+
+def test_on_a_read_only_file_system_what_a_killed_writer_left_in_its_log_is_read(
+    tmp_path: Path, fixed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a copy, which is gone afterwards: the log may hold nearly all of the journal."""
+    path = tmp_path / "journal.db"
+    acknowledged = left_by_a_killed_writer(path)
+    kept = fixed(path, Path(f"{path}-wal"))
+    (tmp_path / "copies").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
+
+    async def work() -> None:
+        reading = JournalReading(kept)
+        assert reading.last_seq >= acknowledged
+        assert len(await reading.events(limit=10**6)) == reading.last_seq
+        assert len(list((tmp_path / "copies").iterdir())) == 1
+        await reading.close()
+
+    run(work)
+    assert list((tmp_path / "copies").iterdir()) == []

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,39 @@ def test_text_from_outside_is_text(holdfast: Holdfast, journal: Path) -> None:
         assert "\u202e" not in out
     assert "[red]x[/red]" in out or "[red]x[/red]" in holdfast("job", "1778", "--journal", journal, columns=200).out
     assert ":smile:" in holdfast("job", "1778", "--journal", journal, columns=200).out
+
+
+@pytest.mark.parametrize(
+    ("holder", "ran_out_s", "is_gone"),
+    [("launcher:1778", 60.0, True), ("launcher:1778", -5.0, False), ("", NOW, False), ("controller-a", 60.0, False)],
+)
+def test_a_killed_launcher_is_gone_and_not_running(
+    holder: str, ran_out_s: float, is_gone: bool, holdfast: Holdfast, journal: Path, tmp_path: Path
+) -> None:
+    """By the lease in its own journal: since when, and how to go on. One that lives, or has left, is not called so."""
+    copy = shutil.copy(journal, tmp_path / "journal.db")
+    with contextlib.closing(sqlite3.connect(copy)) as store, store:
+        store.execute("UPDATE lease SET holder = ?, expires = ?", (holder, NOW - ran_out_s))
+    said = " ".join(holdfast("job", "1778", "--journal", copy).out.split())
+    assert ("proving for 90 s; its launcher is gone" in said) is is_gone
+    assert ("running in the scheduler; the controller decides" in said) is not is_gone
+    assert ("its lease ran out at 08:04:00Z, 60 s ago; where no controller leads the job, start" in said) is is_gone
+
+
+def test_a_journal_on_a_read_only_file_system(
+    holdfast: Holdfast, journal: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Viewing commands read it; one that writes beside it names the file system and the way out, and no owner."""
+    copy = shutil.copy(journal, tmp_path / "journal.db")
+    real = os.statvfs(copy)
+    read_only = os.statvfs_result((*real[:8], real.f_flag | os.ST_RDONLY, *real[9:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: read_only)
+    monkeypatch.setattr(os, "access", lambda _, mode: mode == os.R_OK)
+    assert holdfast("job", "1778", "--journal", copy).code == 0
+    Path("new.toml").touch()
+    refused = holdfast("simulate", "--replay", copy, "--policy", "new.toml")
+    assert refused.code
+    assert "is on a read-only file system, and this command writes beside it: copy it" in refused.sentence
 
 
 def test_an_attempt_names_its_job(holdfast: Holdfast, journal: Path) -> None:

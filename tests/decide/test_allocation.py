@@ -38,6 +38,25 @@ def test_a_lost_node_is_replaced_by_the_allocations_own_spare():
     assert play.closed[0].diagnosis.cause == "node.lost"
 
 
+@pytest.mark.parametrize(
+    ("domain", "says"),
+    [
+        (Domain.NETWORK, "n2 has left the job: its connection was reset, on n2: a network fault."),
+        (Domain.PLATFORM, "n2 has left the job: its connection was reset, on n2: a fault of the platform."),
+        (Domain.HARDWARE, "n2 no longer runs: its connection was reset, on n2: a hardware fault."),
+    ],
+)
+def test_a_broken_link_is_not_called_a_hardware_fault(domain: Domain, says: str):
+    """The node is left all the same, for nobody there would start its ranks; the machine is blamed by other evidence."""
+    play = with_spare()
+    play.do(e.NodeGone, node="n2", evidence="its connection was reset", domain=domain, source="launcher:7")
+    play.ended(0)
+    assert kinds(play.settle()) == ["RestartInPlace"]
+    assert play.open(o.RestartInPlace).exclude_nodes == ("n2",)
+    assert (play.incident.diagnosis.cause, play.incident.diagnosis.domain) == ("node.lost", domain)
+    assert play.incident.diagnosis.story.startswith(says)
+
+
 def test_a_lost_node_without_a_spare_leaves_the_allocation():
     """Exit code 85, and the node named, so that whoever restarts it leaves that node out."""
     play = no_spare()

@@ -13,6 +13,7 @@ from tests.launch.conftest import Launched, alive, counter, wait_for
 
 from holdfast.checkpoint.errors import FencedError
 from holdfast.checkpoint.fence import Fence
+from holdfast.model.evidence import Domain
 from holdfast.telemetry.slot import SlotError, read_slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
@@ -99,6 +100,7 @@ def test_a_lost_follower_is_told_as_a_lost_node(launched, tmp_path: Path):
     gone = leader.wait_event("node_gone")
     assert gone.node == "node02"
     assert "connection" in gone.evidence
+    assert gone.domain in {Domain.NETWORK, Domain.PLATFORM}, "the machine is not blamed"
     wait_for("its rank dead", lambda: not alive(pid), 5.0)
     assert leader.wait(60) in {85, 86}
     assert leader.events("attempt_ended")

@@ -82,16 +82,18 @@ def job_page(
     saves: Sequence[Save],
     at: float,
     trained: TrainingTime,
+    *,
+    launcher: str = "",
 ) -> RenderableType:
-    """One job: facts, attempts, newest saves, incidents, open orders, story."""
+    """One job: facts, attempts, newest saves, incidents, open orders, story. `launcher`: what has become of it."""
     view, attempt = job.view, job.attempt
     state = screen.state(job.state)
-    state.append(
-        f" for {screen.age(job.since, at)}; {view.state} in the scheduler; the {job.authority} decides", style="dim"
-    )
+    leads = f"{view.state} in the scheduler; the {job.authority} decides"
+    state.append(f" for {screen.age(job.since, at)}; {'its launcher is gone' if launcher else leads}", style="dim")
     progress = f"best step {job.best_step}, last durable checkpoint {job.durable_step or '-'}"
     rows: list[tuple[str, str | Text]] = [
         ("state", state),
+        ("launcher", launcher),
         ("owner", ", ".join(part for part in (view.user, view.partition and f"partition {view.partition}") if part)),
         ("nodes", screen.fold(attempt.nodes if attempt is not None and attempt.nodes else view.nodes)),
         ("kept off", screen.fold(job.excluded)),

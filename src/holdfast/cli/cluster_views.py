@@ -24,7 +24,7 @@ from holdfast.cli.incident_lines import (
 )
 from holdfast.cli.json_forms import brake_form, form, incident_page_form, incident_row, job_form, job_row, node_row
 from holdfast.cli.options import OptionSet, Where
-from holdfast.cli.records import Records, policies_of, read
+from holdfast.cli.records import Records, launcher_gone, policies_of, read
 from holdfast.errors import UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
@@ -61,7 +61,7 @@ def job(
 
     async def look(
         records: Records,
-    ) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], list[Save], TrainingTime]:
+    ) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], list[Save], TrainingTime, str]:
         known = await records.jobs()
         found = [record for record in known if name in {str(record.key), record.key.id}]
         if not found:
@@ -72,12 +72,13 @@ def job(
         incidents = [i for i in await records.incidents(limit=INCIDENTS_MAX) if record.key in i.jobs]
         orders = [o for o in await records.orders() if getattr(o.order, "job", None) == record.key]
         trained = training_time(record, screen.now(), proof_of(record, await policies_of(records)))
-        return record, incidents, for_people(orders), await _saves(records, str(record.key)), trained
+        gone = launcher_gone(records, record, screen.now())
+        return record, incidents, for_people(orders), await _saves(records, str(record.key)), trained, gone
 
-    record, incidents, orders, saves, trained = read(where, look)
+    record, incidents, orders, saves, trained, gone = read(where, look)
     return Answer(
         lambda: form(job=job_form(record, incidents, orders, saves, trained)),
-        lambda: [job_page(record, incidents, orders, saves, screen.now(), trained)],
+        lambda: [job_page(record, incidents, orders, saves, screen.now(), trained, launcher=gone)],
     )
 
 

@@ -17,8 +17,10 @@ from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import screen
 from holdfast.cli.options import Where
 from holdfast.errors import NotFoundError, RefusedError, UsageError
+from holdfast.model import story
 from holdfast.model.policy import PolicySet
-from holdfast.model.records import BrakeRecord
+from holdfast.model.records import BrakeRecord, JobRecord
+from holdfast.os.files import is_on_read_only
 from holdfast.ports import Entry
 from holdfast.report import gather
 from holdfast.wiring.settings import find_controller
@@ -93,6 +95,23 @@ def writer_of(records: Records, now: float) -> list[str]:
     return [f"{holder} is writing this journal: all of this is as of event {getattr(records, 'last_seq', 0)}."]
 
 
+def launcher_gone(records: Records, job: JobRecord, now: float) -> str:
+    """What to say of a job whose launcher has died without a word; empty: it lives, has left, or a controller leads.
+
+    A launcher's own journal is what shows it: the lease in it is renewed while the launcher lives, and given back when
+    it leaves.
+    """
+    holder, until = getattr(records, "holder", ""), getattr(records, "lease_until", 0.0)
+    if job.over or holder != f"launcher:{job.key}" or until >= now:
+        return ""
+    last = getattr(records, "last_at", 0.0)
+    again = f" with --job-dir {job.view.job_dir}" if job.view.job_dir else ""
+    return (
+        f"gone: it wrote last at {story.clock(last)}, and its lease ran out at {story.clock(until)}, "
+        f"{screen.age(until, now)} ago; where no controller leads the job, start the same command again{again} to go on"
+    )
+
+
 async def _open(where: Where) -> Records:
     if where.journal is not None:
         if where.cluster_dir is not None or where.url is not None:
@@ -124,14 +143,14 @@ def open_journal_file(name: str) -> History:
         from holdfast.adapters.journal.reading_postgres import PostgresReading  # noqa: PLC0415 - an extra
 
         return PostgresReading(name)
-    path = _journal_path(name)
+    path = _journal_path(name, only_read=False)
     if path is None:
         return open_journal(name)
     options = name.partition("?")[2]
     return open_journal(f"sqlite:///{path}{'?' + options if options else ''}")
 
 
-def _journal_path(name: str) -> Path | None:
+def _journal_path(name: str, *, only_read: bool = True) -> Path | None:
     """The SQLite file that a name means; None for a journal of another kind. Raises as `open_journal_file` says."""
     if "://" in name and not name.startswith("sqlite:///"):
         return None
@@ -144,7 +163,13 @@ def _journal_path(name: str) -> Path | None:
         raise RefusedError(f"the journal {path} may not be read by you: ask its owner, or use --url") from error
     except OSError:
         raise NotFoundError(f"there is no journal {path}") from None
-    if not os.access(path, os.R_OK | os.W_OK):
+    is_fixed = is_on_read_only(path)
+    if is_fixed and not only_read:
+        raise RefusedError(
+            f"the journal {path} is on a read-only file system, and this command writes beside it: copy it, with its "
+            "-wal file, to a folder that can be written, and name the copy"
+        )
+    if not os.access(path, os.R_OK if is_fixed else os.R_OK | os.W_OK):
         raise RefusedError(f"the journal {path} may not be opened by you: ask its owner, copy it, or use --url")
     if size == 0:
         raise NotFoundError(f"{path} is empty: it is not a journal")

@@ -19,6 +19,7 @@ from holdfast.controller.state import ShellState
 from holdfast.controller.watch import Watch
 from holdfast.errors import LinkError, OrderError
 from holdfast.model import events as e
+from holdfast.model.evidence import Domain
 from holdfast.ports import Clock, Witness
 
 _log = structlog.get_logger("holdfast.controller")
@@ -116,4 +117,4 @@ class Claims:
 
 
 def _with(claim: e.NodeGone, why: str) -> e.NodeGone:
-    return structs.replace(claim, evidence=f"{claim.evidence}; {why}")
+    return structs.replace(claim, evidence=f"{claim.evidence}; {why}", domain=Domain.HARDWARE)

@@ -220,27 +220,28 @@ def told_gone(turn: Turn, event: e.NodeGone) -> None:
     if node is not None and not node.silent and event.at + CLOCKS_S < turn.state.spoke.get(event.node, 0.0):
         turn.tell(node, f"A late word of its loss ({event.evidence}) is of before it was heard again.")
         return
-    node_gone(turn, event.node, event.evidence)
+    node_gone(turn, event.node, event.evidence, event.domain)
 
 
-def node_gone(turn: Turn, name: str, evidence: str) -> None:
+def node_gone(turn: Turn, name: str, evidence: str, domain: Domain = Domain.HARDWARE) -> None:
     """Positive evidence that a node does not run. Said twice it is still one loss."""
     node = turn.state.nodes.get(name)
     if turn.in_allocation:
-        _lost_in_allocation(turn, name, evidence)
+        _lost_in_allocation(turn, name, evidence, domain)
         return
     if node is None:
         node = nodes.record_of(turn, name)
     if node.gone or node.phase in {NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETIRED}:
         return
     node_record.lost(turn, node)
-    node_fault(turn, _lost(turn, name, evidence))
+    node_fault(turn, _lost(turn, name, evidence, domain))
 
 
-def _lost(turn: Turn, name: str, evidence: str) -> Finding:
-    summary = f"{name} no longer runs: {evidence}"
+def _lost(turn: Turn, name: str, evidence: str, domain: Domain) -> Finding:
+    what = "no longer runs" if domain is Domain.HARDWARE else "has left the job"
     said = Evidence(EvidenceKind.HEARTBEAT, evidence[:200])
-    return _of_node(turn, name, "node.lost", Severity.FATAL, Remedy.REBOOT, summary, said)
+    summary = f"{name} {what}: {evidence}"
+    return _of_node(turn, name, "node.lost", Severity.FATAL, Remedy.REBOOT, summary, said, domain=domain)
 
 
 def failed_check(turn: Turn, name: str, said: str) -> None:
@@ -251,18 +252,26 @@ def failed_check(turn: Turn, name: str, said: str) -> None:
 
 
 def _of_node(
-    turn: Turn, name: str, rule: str, severity: Severity, remedy: Remedy, summary: str, evidence: Evidence
+    turn: Turn,
+    name: str,
+    rule: str,
+    severity: Severity,
+    remedy: Remedy,
+    summary: str,
+    evidence: Evidence,
+    *,
+    domain: Domain = Domain.HARDWARE,
 ) -> Finding:
     """A fault of a node that this event shows."""
-    fields = {"domain": Domain.HARDWARE, "severity": severity, "remedy": remedy, "place": Place(node=name)}
+    fields = {"domain": domain, "severity": severity, "remedy": remedy, "place": Place(node=name)}
     return turn.finding(rule, name, summary, evidence, **fields)
 
 
-def _lost_in_allocation(turn: Turn, name: str, evidence: str) -> None:
+def _lost_in_allocation(turn: Turn, name: str, evidence: str, domain: Domain) -> None:
     for slug in sorted(turn.index.jobs_on.get(name, ())):
         job = turn.state.jobs[slug]
         if name not in job.excluded:
-            _fault_in_allocation(turn, job, _lost(turn, name, evidence))
+            _fault_in_allocation(turn, job, _lost(turn, name, evidence, domain))
 
 
 def node_fault(turn: Turn, finding: Finding) -> None:

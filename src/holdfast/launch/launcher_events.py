@@ -13,6 +13,7 @@ from holdfast.errors import LinkError, OrderError
 from holdfast.launch.allocation import AllocationController
 from holdfast.launch.place import JobPlace
 from holdfast.model.events import AnyEvent, NodeGone, OrderDone, OrderFailed
+from holdfast.model.evidence import Domain
 from holdfast.model.orders import AnyOrder
 from holdfast.model.records import JobRecord
 from holdfast.ports import Orchestrator
@@ -81,10 +82,10 @@ class LauncherEvents(EventMaker):
             last = self.controller.submit(event)
         return last
 
-    def node_gone(self, node: str, evidence: str) -> None:
+    def node_gone(self, node: str, evidence: str, domain: Domain = Domain.HARDWARE) -> None:
         """A node that the job uses is lost."""
         self._say(f"{node} is lost: {evidence}")
-        self.submit(self.event(NodeGone, node=node, evidence=evidence))
+        self.submit(self.event(NodeGone, node=node, evidence=evidence, domain=domain))
 
     async def until_stored(self, event: AnyEvent, give_up: Callable[[float], bool]) -> int:
         """Hand one last event to the engine and wait for its number; `give_up` is asked with the monotonic time.

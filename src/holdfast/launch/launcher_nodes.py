@@ -18,6 +18,7 @@ from holdfast.launch.launcher_events import LauncherEvents
 from holdfast.launch.observer import Observer
 from holdfast.launch.output import Voice
 from holdfast.model.events import NodeHeard, NodeSilent
+from holdfast.model.evidence import Domain
 from holdfast.model.records import JobRecord
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Nodes(Protocol):
     def check_save(self, attempt: int) -> None:
         """Raise PermanentOrderError when its ranks cannot be asked to save and stop."""
 
-    def on_lost(self, node: str, evidence: str) -> None:
-        """A follower's connection was ended by the other side."""
+    def on_lost(self, node: str, evidence: str, domain: Domain) -> None:
+        """A follower's connection was ended by the other side. `domain`: what that speaks of."""
 
     def look(self, at: float, mono: float) -> None:
         """Time has passed; asked ten times a second."""
@@ -115,10 +116,10 @@ class LauncherNodes:
     def check_save(self, attempt: int) -> None:
         """See `Nodes`. Every launcher passes the wish on."""
 
-    def on_lost(self, node: str, evidence: str) -> None:
+    def on_lost(self, node: str, evidence: str, domain: Domain = Domain.HARDWARE) -> None:
         """See `Nodes`. Its launcher is gone, and its ranks died with it."""
         self.gone.add(node)
-        self._events.node_gone(node, evidence)
+        self._events.node_gone(node, evidence, domain)
         self._crew.lost(node)
 
     def look(self, at: float, mono: float) -> None:

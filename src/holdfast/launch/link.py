@@ -24,6 +24,7 @@ from holdfast.errors import LinkError, WireError
 from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
 from holdfast.launch.place import JobPlace
+from holdfast.model.evidence import Domain
 from holdfast.os.frames import Frames, meet
 
 LEADER_FILE = "leader.json"
@@ -103,7 +104,7 @@ class LeaderPort:
         may_grant: whether the leader itself still holds its lease.
         on_join: a follower has (again) joined.
         on_report: a follower says something.
-        on_lost: (node, evidence) its connection was ended by the other side without a word.
+        on_lost: (node, evidence, what that speaks of) its connection was ended by the other side without a word.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class LeaderPort:
         may_grant: Callable[[], bool],
         on_join: Callable[[Follower], None],
         on_report: Callable[[str, AnyReport], None],
-        on_lost: Callable[[str, str], None],
+        on_lost: Callable[[str, str, Domain], None],
     ) -> None:
         self.followers: dict[str, Follower] = {}
         self.presence = Presence(lease_s)
@@ -197,7 +198,7 @@ class LeaderPort:
             before.wire.close()
         self.followers[node] = follower
         sender = asyncio.create_task(self._send_all(follower))
-        evidence = ""
+        evidence, domain = "", Domain.NETWORK
         try:
             self._on_join(follower)
             while True:
@@ -205,7 +206,9 @@ class LeaderPort:
                 self._heard(follower, report)
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             await follower.wire.until_whole()
-            how = "reset" if isinstance(error, ConnectionResetError) else "closed"
+            is_reset = isinstance(error, ConnectionResetError)
+            # A process that was killed leaves an end; a link that breaks, and now and then a process, a reset.
+            how, domain = ("reset", Domain.NETWORK) if is_reset else ("closed", Domain.PLATFORM)
             evidence = f"the launcher's connection was {how} by its end"
         except (WireError, OSError):
             evidence = ""
@@ -216,7 +219,7 @@ class LeaderPort:
         if self.followers.get(node) is follower:
             del self.followers[node]
             if evidence and not follower.has_left:
-                self._on_lost(node, evidence)
+                self._on_lost(node, evidence, domain)
 
     def heard_within(self, seconds: float) -> set[str]:
         """Followers that were heard so lately."""

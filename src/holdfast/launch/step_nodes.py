@@ -25,6 +25,7 @@ from holdfast.launch.slurm_nodes import SlurmNodes
 from holdfast.launch.step_crew import StepCrew
 from holdfast.launch.step_place import excluded_before, note_excluded
 from holdfast.launch.step_watchers import Watchers
+from holdfast.model.evidence import Domain
 from holdfast.model.records import JobRecord
 
 _SILENT_S = 1.4
@@ -126,8 +127,9 @@ class StepNodes:
 
     # --- lost nodes ---
 
-    def on_lost(self, node: str, evidence: str) -> None:
-        """See `Nodes`. A watcher's connection was closed by its end."""
+    def on_lost(self, node: str, evidence: str, domain: Domain) -> None:
+        """See `Nodes`. A watcher's connection was closed by its end; its slurmd says whether the machine is lost."""
+        del domain
         if node not in self._crew.gone and node not in self._checking:
             self._checking.add(node)
             self._background.run(self._check(node, evidence))

@@ -12,7 +12,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from holdfast.model.cluster import JobKey, JobView, NodeView
-from holdfast.model.evidence import Diagnosis, Finding
+from holdfast.model.evidence import Diagnosis, Domain, Finding
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
@@ -216,6 +216,8 @@ class NodeGone(Event, frozen=True, kw_only=True, tag="node_gone"):
 
     node: str
     evidence: str
+    domain: Domain = Domain.HARDWARE
+    """What the evidence speaks of: the end of a connection between launchers alone says nothing against the machine."""
 
 
 class NodeValidated(Event, frozen=True, kw_only=True, tag="node_validated"):

@@ -92,6 +92,11 @@ def _lock(fd: int, wait_s: float | None, on_wait: Callable[[], None] | None) -> 
         time.sleep(_LOCK_POLL_S)
 
 
+def is_on_read_only(path: Path) -> bool:
+    """The file is there, on a file system that is mounted read-only here."""
+    return path.exists() and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def text_of(path: Path) -> str:
     """A small file of the kernel or the system, stripped; empty when it is not there or cannot be read."""
     try:

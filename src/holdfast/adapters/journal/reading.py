@@ -8,7 +8,9 @@ damage, an older or newer one the tables and fields that both versions know. No 
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ from holdfast.model.events import AnyEvent
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event
+from holdfast.os.files import is_on_read_only
 from holdfast.ports import Sample
 
 R = TypeVar("R")
@@ -34,6 +37,79 @@ NAMED_MAX = 3
 TABLES = ("events", "jobs", "nodes", "incidents", "orders", "brakes", "samples")
 
 
+class _File:
+    """The journal's file as SQLite is to open it: itself, or its copy where SQLite may not write.
+
+    SQLite writes beside a journal even to read it. On a read-only file system it is told that nobody changes the file.
+    What a killed writer left in a log would be passed over then: such a journal is read from a copy.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+
+    def open(self) -> sqlite3.Connection:
+        """Open it, to read it as of now.
+
+        Raises:
+            sqlite3.Error: it cannot be.
+            JournalError: it cannot be copied.
+        """
+        logs = [log for end in ("wal", "journal") if _holds(log := Path(f"{self._path}-{end}"))]
+        if not is_on_read_only(self._path):
+            # Read-only, what a killed writer left in its log stays there. Without a log that would leave an empty one
+            # behind, which a connection that may write takes away with it.
+            return _first_of(self._path, ("ro", "rw") if logs else ("rw", "ro"))
+        return _first_of(self._copied(logs), ("ro", "rw")) if logs else _connect(self._path, "ro&immutable=1")
+
+    def _copied(self, logs: list[Path]) -> Path:
+        self._copy = tempfile.TemporaryDirectory(prefix="holdfast-journal-")
+        place = Path(self._copy.name)
+        try:
+            for file in (self._path, *logs):
+                shutil.copyfile(file, place / file.name)
+        except OSError as error:
+            self.close()
+            raise JournalError(
+                f"journal {self._path}: is on a read-only file system, and a copy in {place.parent} failed "
+                f"({error.strerror}): set TMPDIR to a folder with room for it"
+            ) from error
+        return place / self._path.name
+
+    def close(self) -> None:
+        """Without the copy."""
+        if self._copy is not None:
+            self._copy.cleanup()
+
+
+def _holds(log: Path) -> bool:
+    return log.exists() and log.stat().st_size > 0
+
+
+def _first_of(file: Path, modes: tuple[str, str]) -> sqlite3.Connection:
+    try:
+        return _connect(file, modes[0])
+    except sqlite3.DatabaseError:
+        return _connect(file, modes[1])
+
+
+def _connect(file: Path, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(file))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute("PRAGMA cell_size_check=ON")
+        # Not to write it (see above): without this SQLite refuses a file that was cut short or has a torn schema.
+        connection.execute("PRAGMA writable_schema=ON")
+        # The transaction makes all that follows one moment; it holds nobody up.
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
 class JournalReading:
     """The reading half of `ports.Journal`, as of one moment."""
 
@@ -45,6 +121,7 @@ class JournalReading:
             JournalError: it cannot be opened.
         """
         self._path = path
+        self._file = _File(path)
         self._notes: dict[str, str] = {}
         self._odd: dict[str, list[str]] = {}
         self._tables: frozenset[str] = frozenset()
@@ -53,14 +130,9 @@ class JournalReading:
         self.lease_until = 0.0
         self.last_seq = 0
         """Newest event that this reading holds."""
-        log = Path(f"{path}-wal")
-        # Read-only, what a killed writer left in its log stays there. Without a log that would leave an empty one
-        # behind, which a connection that may write takes away with it.
-        modes = ("ro", "rw") if log.exists() and log.stat().st_size else ("rw", "ro")
-        try:
-            self._connection = self._open(modes[0])
-        except sqlite3.DatabaseError:
-            self._connection = self._say_if_wrong(lambda: self._open(modes[1]))
+        self.last_at = 0.0
+        """When that event happened."""
+        self._connection = self._say_if_wrong(self._file.open)
         self._say_if_wrong(self._begin)
         self._look_for_a_cut()
         self._look_for_holes()
@@ -70,23 +142,6 @@ class JournalReading:
         found = list(self._notes.values())
         self._notes.clear()
         return found
-
-    def _open(self, mode: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode={mode}", uri=True, timeout=BUSY_S, isolation_level=None
-        )
-        try:
-            connection.execute("PRAGMA query_only=ON")
-            connection.execute("PRAGMA cell_size_check=ON")
-            # Not to write it (see above): without this SQLite refuses a file that was cut short or has a torn schema.
-            connection.execute("PRAGMA writable_schema=ON")
-            # The transaction makes all that follows one moment; it holds nobody up.
-            connection.execute("BEGIN")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
 
     def _say_if_wrong(self, work: Callable[[], R]) -> R:
         try:
@@ -127,6 +182,8 @@ class JournalReading:
         if row := self._row("SELECT holder, expires FROM lease"):
             self.holder, self.lease_until = str(row[0]), float(row[1])
         self.last_seq = int(self._one("SELECT max(seq) FROM events") or 0)
+        if row := self._row("SELECT at FROM events WHERE seq = ?", self.last_seq):
+            self.last_at = float(row[0])
 
     def _look_for_a_cut(self) -> None:
         """The file's head says how long it is; a log beside it may hold the rest."""
@@ -215,6 +272,7 @@ class JournalReading:
     async def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+        self._file.close()
 
     # --- rows ---
 
