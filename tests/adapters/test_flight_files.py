@@ -7,6 +7,7 @@ import resource
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from holdfast.adapters.flight_files import read_dump, read_dumps
 from holdfast.cli.explain import explain_logs
 from holdfast.detect.flight import missing_ranks
 from whole_logs import MATCHER
+
+RECORDINGS = Path(__file__).parent / "recorded"
 
 
 def raw(number, ranks=4):
@@ -184,3 +187,17 @@ def test_what_pytorch_records(tmp_path):
         said = missing_ranks(dumps)
         assert (said.ranks, said.collective, said.op) == ((1,), 2, "gloo:all_reduce")
     assert explain_logs([tmp_path], matcher=MATCHER).suspects.ranks == (1,)
+
+
+def test_ranks_that_ran_ahead_wait_in_the_first_collective_that_was_missed():
+    """Recorded on two ranks of an H200 (PyTorch 2.11, NCCL 2.28.9): #8 to #11 wait, rank 1 stopped after #7."""
+    said = missing_ranks([read_dump(str(path)) for path in sorted((RECORDINGS / "hang_on_h200").iterdir())])
+    assert (said.ranks, said.collective, said.op, said.frame) == ((1,), 8, "nccl:all_reduce", "/home/mei/train.py:11")
+
+
+def test_ranks_that_ran_ahead_by_different_lengths_hide_nothing(tmp_path):
+    """What a rank has enqueued beyond the collective that it waits in says nothing about it."""
+    for rank, number in enumerate((11, 10, 9, 7)):
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(raw(number)))
+    said = missing_ranks([read_dump(str(path)) for path in sorted(tmp_path.iterdir())])
+    assert (said.ranks, said.collective) == ((3,), 8)

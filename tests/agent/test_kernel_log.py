@@ -24,14 +24,22 @@ def matcher() -> Matcher:
 class Watch:
     """A kernel log on a file, and what came of it."""
 
-    def __init__(self, folder: Path, matcher: Matcher, boot_id: str = "boot-1", *, is_syslog: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        matcher: Matcher,
+        boot_id: str = "boot-1",
+        *,
+        is_syslog: bool = False,
+        pci: str = "0000:b9:00",
+    ) -> None:
         self.path = folder / ("messages" if is_syslog else "kmsg")
         self.path.touch()
         self.found = []
         self.log = KernelLog(
             self.path,
             identity=NodeIdentity(name="node07", boot_id=boot_id),
-            gpus=GpuTable({"0000:b9:00": 6}),
+            gpus=GpuTable({pci: 6}),
             matcher=matcher,
             clock=SystemClock(),
             on_finding=self.found.append,
@@ -186,3 +194,30 @@ def test_records_of_the_device_are_named_by_their_sequence_number(tmp_path: Path
     (finding,) = watch.found
     assert (finding.rule, finding.at, finding.place.gpu) == ("nvidia.xid.79", 100.5, 6)
     assert finding.id == "node07:boot-1:kernel:42:nvidia.xid.79"
+
+
+ON_H200 = """\
+[  264.593083] NVRM: GPU at PCI:0000:00:06: GPU-7fd01dca-9392-9766-f5e2-636b44c401ff
+[  264.593092] NVRM: GPU Board Serial Number: 1653724027137
+[  264.593093] NVRM: Xid (PCI:0000:00:06): 43, pid=1073, name=python3, channel 0x0000000b
+[  265.980167] NVRM: Xid (PCI:0000:00:06): 13, Graphics SM Warp Exception on (GPC 0, TPC 8, SM 0): Misaligned Address
+[  265.981654] NVRM: Xid (PCI:0000:00:06): 13, Graphics Exception: ESR 0x50d730=0x502000f 0x50d734=0x0 0x50d728=0x1f81fb60 0x50d72c=0x1174
+[  265.983211] NVRM: Xid (PCI:0000:00:06): 13, pid=1082, name=python3, Graphics Exception: channel 0x00000046, Class 0000cbc0, Offset 00000000, Data 00000000
+[  266.999541] NVRM: Xid (PCI:0000:00:06): 31, pid=1067, name=python3, channel 0x00000082, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_16 faulted @ 0x8352_22400000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE
+"""
+
+
+def test_what_a_real_driver_wrote_when_programs_failed(tmp_path: Path, matcher: Matcher) -> None:
+    """Recorded on an H200, driver 580.159.04: an assertion in a kernel, a misaligned address, an illegal one. The driver
+    blames the programs, so that none of it is the GPU's fault, and all of it is placed on the GPU."""
+
+    async def body() -> None:
+        watch = Watch(tmp_path, matcher, pci="0000:00:06.0")
+        watch.write(ON_H200)
+        watch.log.start()
+        await watch.until(5)
+        watch.log.close()
+        told = [(found.rule, found.domain.value, found.place.gpu) for found in watch.found]
+        assert told == [(f"nvidia.xid.{code}", "application", 6) for code in (43, 13, 13, 13, 31)]
+
+    asyncio.run(body())

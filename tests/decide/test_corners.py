@@ -412,6 +412,13 @@ def test_silent_ranks_are_named(inside):
     assert any("ranks 2 and 5" in line for line in inside.incident.story)
 
 
+def test_a_stopped_rank_is_said_to_be_stopped(inside):
+    """A signal stopped it: that is more than that it stands elsewhere."""
+    inside.hang()
+    inside.do(e.StacksCaptured, job=KEY, attempt=0, odd_ranks=(1,), silent_ranks=(1,), stopped_ranks=(1,))
+    assert any("rank 1 is stopped (SIGSTOP) while the others wait for it" in line for line in inside.incident.story)
+
+
 def test_stacks_of_an_older_attempt_change_nothing(inside):
     """They were on their way."""
     inside.hang()

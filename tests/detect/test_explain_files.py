@@ -396,6 +396,43 @@ def test_what_the_job_printed_when_well_is_known(tmp_path):
     assert [e.text for e in said.evidence if e.rule == "novelty.line"] == ["flux capacitor 7 reports brownout"]
 
 
+def job_of_holdfast(folder, launcher, rank):
+    """A job's folder as `holdfast run` leaves it, recorded on an H200 with two ranks."""
+    logs = folder / "logs" / "attempt-0"
+    logs.mkdir(parents=True)
+    (folder / "journal.db").write_bytes(b"SQLite format 3\x00")
+    (folder / "epoch").write_text("2")
+    (folder / "checkpoint-seals" / "4c12").mkdir(parents=True)
+    (folder / "checkpoint-seals" / "4c12" / "e000001.json").write_text('{\n "admits": {}\n}')
+    (folder / "story.txt").write_text(f"Incident i.1: {launcher[-1]}\n  - 14:23:01Z Seen: {launcher[-1]}\n")
+    (logs / "launcher-vm.log").write_text("".join(f"2026-11-27 14:23:01 {line}\n" for line in launcher))
+    (logs / "rank-00001.log").write_text(rank)
+    (logs / "rank-00000.log").write_text(
+        "[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1425\n"
+    )
+    return folder
+
+
+def test_a_jobs_folder_of_holdfast_is_judged_by_its_logs(tmp_path):
+    """What the launcher and the story repeat of a fault is no fault of its own: the rank that failed is named."""
+    said = "GPU code failed; the cause is in the program or in the GPU: CUDADriverError: CUDA_ERROR_MISALIGNED_ADDRESS: misaligned address at driver.pyx:73, on vm, rank 1"
+    launcher = [
+        f"hf(0): {said}: hardware or program, this alone does not tell. Whether a restart helps cannot be told from this.",
+        f"hf(0) restarts in place: {said}.",
+    ]
+    told = explain(
+        job_of_holdfast(tmp_path, launcher, "[rank1]: torch.AcceleratorError: CUDA error: misaligned address\n")
+    )
+    assert (told.cause, told.suspects.ranks) == ("cuda.launch_failure", (1,))
+    assert {Path(line.file).name for line in told.evidence if line.role == "root"} == {"rank-00001.log"}
+
+
+def test_a_rank_that_was_killed_is_known_from_the_launchers_line(tmp_path):
+    """`kill -9` leaves nothing in the rank's own log; the launcher saw it."""
+    told = explain(job_of_holdfast(tmp_path, ["rank 1 on vm ended with signal 9"], "step 20/120 loss 2.0\n"))
+    assert (told.cause, told.suspects.ranks) == ("torch.elastic.failed.killed.holdfast", (1,))
+
+
 def test_unnamed_error_from_standard_input():
     """An error that no rule knows keeps its line number though standard input cannot be read a second time."""
     text = "".join(f"INFO part {i} of the corpus\n" for i in range(9000)) + "FATAL: the map is stale\n"

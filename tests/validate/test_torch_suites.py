@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from holdfast.adapters.clock import SystemClock
+from holdfast.validate import gpu_torch, pytorch_torch
 from holdfast.validate.examination import Examination
 from holdfast.validate.gpu_torch import bits, judged_bits
 from holdfast.validate.hands import Alone
 from holdfast.validate.registry import Options, chosen
-from holdfast.validate.results import Run, Verdict
+from holdfast.validate.results import Item, Run, Verdict
 from holdfast.validate.results_kept import Results
+from holdfast.validate.sweep_torch import device_of
 from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 
@@ -59,3 +61,35 @@ def test_bits_are_the_same_twice_and_other_bits_fail() -> None:
     assert (odd.verdict, odd.why) == (Verdict.FAIL, "GPU 1 computes other bits than the others of this node")
     unsteady = judged_bits({0: "aa", 1: ""}, "H100")[0]
     assert "two results on GPU 1" in unsteady.why
+
+
+def test_two_ranks_of_a_node_take_a_gpu_each_and_never_share_one() -> None:
+    """NCCL refuses two ranks on one GPU: recorded on an H200, `Duplicate GPU detected : rank 0 and rank 1`."""
+    assert device_of(Options(gpu=1, gpus=2), 8) == torch.device("cuda", 1)
+    assert device_of(Options(gpu=0, gpus=1), 1) == torch.device("cuda", 0)
+    assert device_of(Options(gpu=1, gpus=2), 1) == torch.device("cpu")
+    assert device_of(Options(device="cpu"), 8) == torch.device("cpu")
+    assert device_of(Options(), 0) == torch.device("cpu")
+
+
+def test_the_parts_of_the_pytorch_suite_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure does not take the place of a version, as on a machine with a GPU."""
+    monkeypatch.setattr(pytorch_torch, "build", lambda: "CUDA 13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _index: (142_629 << 20, 143_771 << 20))
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(pytorch_torch, "_backend", lambda backend: Item(name=f"pytorch.{backend}", value=1.0))
+    items = pytorch_torch.look(Options())
+    assert len({item.name for item in items}) == len(items)
+    assert next(item.text for item in items if item.name == "pytorch.nccl_version") == "2.28.9"
+
+
+def test_factors_of_the_matrix_product_are_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal numbers are multiplied faster at a GPU's power limit: 890 against 777 TFLOP/s on an H200."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: seen.extend((a, b, out)))
+    monkeypatch.setitem(gpu_torch.SIDE, "cpu", 16)
+    gpu_torch.matmul(torch.device("cpu"), torch.float32, 0.0)
+    assert float(seen[0].std()) > 0.5

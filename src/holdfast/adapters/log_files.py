@@ -36,6 +36,9 @@ _BINARY_SUFFIXES = frozenset(
     {".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".ckpt", ".png", ".jpg", ".pdf", ".so", ".pyc", ".tar",
      ".zip", ".whl", ".parquet", ".arrow", ".idx", ".distcp", ".nsys-rep", ".sqlite", ".db"}
 )  # fmt: skip
+_JOURNAL = "journal.db"
+_BOOKKEEPING = frozenset({"epoch", "story.txt", "checkpoint-seals"})
+"""What stands beside the journal in a job's folder and is not a log; the story repeats what the logs say."""
 STDIN = "-"
 TERMINALS = frozenset({4, 5, *range(136, 144)})
 """Major numbers: virtual consoles, /dev/tty and /dev/console, Unix98 terminals."""
@@ -76,8 +79,10 @@ def _below(place: Path) -> list[str]:
     """Every file below a folder that may be a log, and every folder in it that cannot be listed, by name."""
     closed: list[str] = []
     found: list[str] = []
-    for folder, _, names in os.walk(place, onerror=lambda error: closed.append(str(error.filename))):
-        found += [str(file) for name in names if _may_be_log(file := Path(folder, name))]
+    for folder, inside, names in os.walk(place, onerror=lambda error: closed.append(str(error.filename))):
+        kept = _BOOKKEEPING if _JOURNAL in names else frozenset()
+        inside[:] = [name for name in inside if name not in kept]
+        found += [str(file) for name in names if name not in kept and _may_be_log(file := Path(folder, name))]
     return sorted(found + closed)
 
 

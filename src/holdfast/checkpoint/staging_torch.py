@@ -29,8 +29,8 @@ class Stager:
         """
         self._seen = {}
         copied = {name: self._copy((name,), value) for name, value in parts.items()}
-        if any(key[-1] == "cuda" for key in self._seen):
-            torch.cuda.current_stream().synchronize()
+        for device in {key[-1] for key in self._seen if key[-1].type == "cuda"}:
+            torch.cuda.current_stream(device).synchronize()
         self._seen = {}
         return copied
 
@@ -46,7 +46,7 @@ class Stager:
         return value
 
     def _tensor(self, path: tuple[str, ...], tensor: torch.Tensor) -> torch.Tensor:
-        identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type)
+        identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and identity in self._seen:
             return self._seen[identity]
         buffer = self._buffers.get(path)

@@ -173,6 +173,7 @@ def stacks(turn: Turn, job: JobRecord, event: e.StacksCaptured) -> None:
     for rank in event.odd_ranks[:4]:
         group = next((g for g in event.groups if rank in g.ranks), None)
         frames = group.frames[:6] if group is not None else ()
+        does = "is stopped (SIGSTOP)" if rank in event.stopped_ranks else "stands elsewhere"
         incidents.add(
             turn,
             incident,
@@ -187,7 +188,7 @@ def stacks(turn: Turn, job: JobRecord, event: e.StacksCaptured) -> None:
                 place=Place(node=incidents.node_of_rank(attempt, rank), rank=rank),
                 job=job.key,
                 attempt=event.attempt,
-                summary=f"rank {rank} stands elsewhere while the others wait for it",
+                summary=f"rank {rank} {does} while the others wait for it",
                 fingerprint="hang.rank",
                 evidence=tuple(Evidence(EvidenceKind.STACK, frame[:200]) for frame in frames),
             ),

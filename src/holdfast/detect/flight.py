@@ -38,7 +38,8 @@ def rank_of(name: str) -> int | None:
 class Dump(Struct, frozen=True):
     """One rank's dump, as far as the judgement needs it.
 
-    `enqueued` and `completed` are the numbers of the last collective of each process group; `ranks` its members.
+    `enqueued` and `completed` are the numbers of the last collective of each process group; `ranks` its members;
+    `waiting` the operation of each collective that has not completed, by its number.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Dump(Struct, frozen=True):
     ranks: Mapping[str, tuple[int, ...]]
     last_op: str = ""
     last_frame: str = ""
+    waiting: Mapping[str, Mapping[int, str]] = {}
 
 
 class Missing(Struct, frozen=True):
@@ -80,22 +82,38 @@ def dump_of(rank: int, raw: Mapping[str, Any]) -> Dump:
     frames = [frame for frame in _sequence(last.get("frames")) if isinstance(frame, Mapping)]
     user = next((f for f in frames if "site-packages" not in _text(f.get("filename"))), frames[0] if frames else {})
     frame = f"{_text(user.get('filename'))}:{_number(user.get('line'))}" if user else ""
-    return Dump(rank, enqueued, completed, members, _text(last.get("profiling_name")), frame)
+    return Dump(rank, enqueued, completed, members, _text(last.get("profiling_name")), frame, _waiting(entries))
+
+
+def _waiting(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, str]]:
+    found: dict[str, dict[int, str]] = {}
+    for entry in entries:
+        group = next(iter(_sequence(entry.get("process_group"))), None)
+        if isinstance(group, str | int) and not entry.get("is_p2p") and entry.get("state") != "completed":
+            number = _number(entry.get("collective_seq_id"))
+            found.setdefault(str(group), {})[number] = _text(entry.get("profiling_name"))
+    return found
 
 
 def missing_ranks(dumps: Sequence[Dump]) -> Missing | None:
-    """The ranks to suspect, from all dumps of one job; None when the dumps agree."""
+    """The ranks to suspect, from all dumps of one job; None when the dumps agree.
+
+    A rank enqueues collectives on its GPU ahead of their turn, so that those that wait may stand at several numbers.
+    All of them wait in the first collective that somebody has not begun.
+    """
     if len(dumps) < 2:
         return None
     for group in sorted({name for dump in dumps for name in dump.enqueued}):
         at = {dump.rank: dump.enqueued[group] for dump in dumps if group in dump.enqueued}
         furthest = max(at.values(), default=0)
-        behind = tuple(sorted(rank for rank, number in at.items() if number < furthest))
-        ahead = next((dump for dump in dumps if at.get(dump.rank) == furthest), None)
-        op = ahead.last_op if ahead is not None else ""
+        least = min(at.values(), default=0)
+        behind = tuple(sorted(rank for rank, number in at.items() if number == least < furthest))
         if behind and len(behind) <= len(at) // 2:
+            missed = least + 1
+            ahead = next(dump for dump in dumps if at.get(dump.rank) == furthest)
+            op = ahead.waiting.get(group, {}).get(missed, ahead.last_op)
             frame = next((dump.last_frame for dump in dumps if dump.rank == behind[0]), "")
-            return Missing(behind, group, furthest, op, f"never began collective #{furthest}", frame)
+            return Missing(behind, group, missed, op, f"never began collective #{missed}", frame)
     members = {rank for dump in dumps for ranks in dump.ranks.values() for rank in ranks}
     silent = tuple(sorted(members - {dump.rank for dump in dumps}))
     if silent and len(silent) <= max(1, len(members) // 8):

@@ -173,6 +173,10 @@ class Spotted(Report, frozen=True, kw_only=True, tag="spotted"):
     findings: tuple[Finding, ...]
 
 
+STOPPED = "is stopped (SIGSTOP)"
+"""Why a rank in state T gives no stack."""
+
+
 class RankStack(Struct, frozen=True, omit_defaults=True):
     """One rank's training stack, innermost first, as (function, file, line); empty: it gave none, and `why`."""
 

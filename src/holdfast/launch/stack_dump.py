@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import PermanentOrderError
-from holdfast.launch.frames import RankStack
+from holdfast.launch.frames import STOPPED, RankStack
 from holdfast.launch.process import NOT_RUNNING, spawn, state_of
 from holdfast.telemetry.layout import stacks_name
 from holdfast.telemetry.signals import STACK_SIGNAL
@@ -46,7 +46,7 @@ async def _dump(target: Target, folder: Path, limit_s: float) -> RankStack:
     if state in NOT_RUNNING:
         return RankStack(target.rank, why="has ended")
     if state in {"T", "t"}:
-        return RankStack(target.rank, why="is stopped (SIGSTOP)")
+        return RankStack(target.rank, why=STOPPED)
     try:
         async with asyncio.timeout(limit_s):
             armed = target.slot is not None and target.slot.pid == target.pid and target.slot.stack_signal

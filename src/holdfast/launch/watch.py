@@ -20,7 +20,7 @@ from holdfast.detect.stack_groups import group_stacks, waits_in_collective
 from holdfast.errors import EXIT_RESTART_ME
 from holdfast.launch.environment import AttemptSpec
 from holdfast.launch.fold import AttemptFold
-from holdfast.launch.frames import LineSeen, RankEnded, RankStack, SlotBrief, SlotsSeen, Spotted
+from holdfast.launch.frames import STOPPED, LineSeen, RankEnded, RankStack, SlotBrief, SlotsSeen, Spotted
 from holdfast.launch.launcher_events import EventMaker, Told
 from holdfast.launch.process import Exit
 from holdfast.launch.slowdown import Slowdown, SlowRank
@@ -389,6 +389,7 @@ class AttemptWatch:
             groups=groups,
             odd_ranks=odd,
             silent_ranks=tuple(sorted(silent)),
+            stopped_ranks=tuple(sorted(stack.rank for stack in stacks if stack.why == STOPPED)),
         )
 
     def _node_of(self, rank: int | None) -> str:

@@ -38,6 +38,7 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
     "ranks": (0, 10**7),
     "odd_ranks": (0, 10**7),
     "silent_ranks": (0, 10**7),
+    "stopped_ranks": (0, 10**7),
     "gpu": (0, 10**4),
     "count": (0, 10**9),
     "line": (0, INT_MAX),

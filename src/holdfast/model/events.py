@@ -153,6 +153,8 @@ class StacksCaptured(Event, frozen=True, kw_only=True, tag="stacks_captured"):
     odd_ranks: tuple[int, ...] = ()
     silent_ranks: tuple[int, ...] = ()
     """Ranks that gave no stack (stopped, dead or out of reach)."""
+    stopped_ranks: tuple[int, ...] = ()
+    """Those of them that a signal has stopped (SIGSTOP, a debugger)."""
 
 
 class StackGroup(Struct, frozen=True, omit_defaults=True):

@@ -105,6 +105,7 @@ JAPANESE: dict[str, str] = {
     "the job ended with {how}": "ジョブが{how}で終了", "signal {n}": "シグナル {n} ", "exit code {n}": "終了コード {n} ",
     "The loss became {loss} at step {n}": "損失関数がステップ {n} で {loss} になった",
     "rank {n} stands elsewhere while the others wait for it": "ランク {n} だけが別の場所にあり、他はそれを待っている",
+    "rank {n} is stopped (SIGSTOP) while the others wait for it": "ランク {n} は停止しており (SIGSTOP)、他はそれを待っている",
     "No finding explains the failure.": "障害を説明する検出はない。", "Nothing was found.": "何も検出されなかった。", "cause not known yet": "原因は未判明",
     "rank {n}": "ランク {n}", "{what}, rank {n}": "{what}、ランク {n}", "{what}, rank {n}.": "{what}、ランク {n}。",
     "{what} ({node}, rank {n})": "{what}({node}、ランク {n})",

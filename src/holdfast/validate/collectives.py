@@ -157,9 +157,11 @@ async def sweep(nodes: NodesUnderTest, ranks: Sequence[Hello], *, deep: bool, li
     first = ranks[0]
     size_max = COLOCATED_MAX if nodes.colocated or len({one.node for one in ranks}) < len(ranks) else 0
     kind = {"deep": deep, "limit_s": limit_s, "size_max": size_max}
+    names = [one.node for one in ranks]
 
     def ask(rank: int, told: Tell = lambda _told: None, **more: object) -> Awaitable[StepResult]:
-        options = nodes.options(ranks[rank], rank=rank, world=len(ranks), **kind, **more)
+        gpu = {"gpu": names[:rank].count(names[rank]), "gpus": names.count(names[rank])}
+        options = nodes.options(ranks[rank], rank=rank, world=len(ranks), **gpu, **kind, **more)
         return nodes.hands.ask(ranks[rank].node, "sweep", options, told)
 
     async with serving(lambda told: ask(0, told, listen=first.address), PORT_S) as leading:

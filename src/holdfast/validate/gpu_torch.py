@@ -91,9 +91,12 @@ def _per_call(call: Callable[[], object], device: torch.device, seconds: float) 
 
 
 def matmul(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """TFLOP/s of a square product: 2 n^3 operations."""
+    """TFLOP/s of a square product: 2 n^3 operations.
+
+    The factors are random: equal numbers switch few transistors, and a GPU at its power limit multiplies them faster.
+    """
     side = SIDE["cuda" if device.type == "cuda" else "cpu"]
-    a, b, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(3))
+    a, b, out = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(3))
     took = _per_call(lambda: torch.mm(a, b, out=out), device, seconds)
     return 2 * side**3 / took / 1e12
 

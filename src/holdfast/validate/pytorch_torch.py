@@ -67,7 +67,7 @@ def _devices() -> list[Item]:
     if cudnn.is_available():
         items.append(Item(name="pytorch.cudnn", text=str(cudnn.version()), same=True))
     with contextlib.suppress(AttributeError, RuntimeError):
-        items.append(Item(name="pytorch.nccl", text=".".join(map(str, nccl.version())), same=True))
+        items.append(Item(name="pytorch.nccl_version", text=".".join(map(str, nccl.version())), same=True))
     return items
 
 

@@ -45,6 +45,10 @@ class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long the replacement of a node takes here."""
     peers: tuple[str, ...] = ()
     """Names of all nodes, by rank."""
+    gpu: int = 0
+    """The GPU of its node that a rank of a sweep takes."""
+    gpus: int = 1
+    """How many GPUs of its node the sweep takes."""
     limit_s: float = 0.0
     """The step's limit for this time, when it is shorter than its own."""
     size_max: int = 0

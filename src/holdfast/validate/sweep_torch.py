@@ -80,7 +80,9 @@ def sweep(options: Options, tell: Tell) -> list[Item]:
     store = dist.TCPStore(host, options.port, options.world, is_master=first, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
     if first:
         tell({"port": float(store.port)})
-    device = torch.device("cuda", 0) if torch.cuda.is_available() and options.device != "cpu" else torch.device("cpu")
+    device = device_of(options, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=options.rank, world_size=options.world, timeout=limit)
     before = tcp_counts()
@@ -88,6 +90,13 @@ def sweep(options: Options, tell: Tell) -> list[Item]:
     tell({RESENT: resent(before, tcp_counts())})
     dist.barrier()  # rank 0 holds the store: it may not leave first
     return items
+
+
+def device_of(options: Options, gpus: int) -> torch.device:
+    """The rank's own GPU of those that its node has; the processor where ranks would share one, which NCCL refuses."""
+    if options.device == "cpu" or options.gpus > gpus:
+        return torch.device("cpu")
+    return torch.device("cuda", options.gpu)
 
 
 def sizes(options: Options) -> tuple[int, ...]:
