@@ -214,7 +214,7 @@ def test_long_addresses_and_deep_json_are_refused(tmp_path: Path):
 def test_slow_clients_hold_up_nobody_and_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two hundred connections that send their request a byte at a time leave others' answers as quick as before; heads
     and bodies that do not come in time are ended."""
-    monkeypatch.setattr("holdfast.api.server.HEADER_WAIT_MS", 1500)
+    monkeypatch.setattr("holdfast.api.listener.HEADER_WAIT_MS", 1500)
     monkeypatch.setattr("holdfast.api.routes_ingest.BODY_WAIT_S", 1.5)
 
     async def work() -> None:

@@ -80,7 +80,7 @@ def said(kind: type, node: str, job: JobKey, order: str) -> e.AnyEvent:
 
 def documented() -> dict[str, dict[str, bool]]:
     """The table of the threat model: kind -> kind of reporter -> may say it of its own."""
-    page = next(path for path in (DOCS / "threat-model.md", DOCS / "threat-model-network.part.md") if path.exists())
+    page = DOCS / "threat-model.md"
     table = page.read_text().split("### What each reporter may say, of what", 1)[1].split("\n#", 1)[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|", table, re.MULTILINE)
     return {name: dict(zip(Kind, (cell.strip() != "no" for cell in cells), strict=True)) for name, *cells in rows}

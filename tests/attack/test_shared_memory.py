@@ -148,7 +148,7 @@ def test_a_slot_that_is_a_pipe_or_a_link_is_not_asked_to_save(attempt: Attempt, 
 
 HOLDER = """
 import pathlib, sys, holdfast.launch.slot_folder as slot_folder
-slot_folder.claim(pathlib.Path(sys.argv[1]))
+held = slot_folder.claim(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -8,6 +8,7 @@ asyncio loop that `launch` opens.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -53,8 +54,8 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
     options.teed_ranks(range(1))
     _make_folders(place)
     tag = f"{place.job}-{place.node}-{secrets.token_hex(6)}"
-    telemetry, lock = _telemetry(place)
-    owns = lock >= 0
+    telemetry, held = _telemetry(place)
+    owns = held is not None
     ground = Ground(
         place=place,
         network=OpenNetwork() if place.node_dir is None else NodeLink(place.node_dir),
@@ -85,13 +86,13 @@ def launch(options: RunOptions, environ: Mapping[str, str], judge: Judge) -> int
             leave_own_srun(ground.environ, code)
         return code
     finally:
-        if owns:
+        if held is not None:
             shutil.rmtree(telemetry, ignore_errors=True)
-            os.close(lock)
+            held.close()
 
 
-def _telemetry(place: JobPlace) -> tuple[Path, int]:
-    """The folder of slots, and the lock on it where it is ours to delete, else -1: in the job's folder, or shared."""
+def _telemetry(place: JobPlace) -> tuple[Path, contextlib.ExitStack | None]:
+    """The folder of slots, and the lock on it where it is ours to delete; None: in the job's folder, or shared."""
     folder, owns = telemetry_root(place, secrets.token_hex(8))
     if owns:
         slot_folder.sweep(folder.parent)
@@ -99,7 +100,7 @@ def _telemetry(place: JobPlace) -> tuple[Path, int]:
             return folder, slot_folder.claim(folder)
         except OSError:
             folder = place.job_dir / "telemetry" / place.node
-    return folder, -1
+    return folder, None
 
 
 def _requeue_on_slurm(ground: Ground, leader: Leader) -> None:

@@ -7,35 +7,34 @@ its last process. The next launcher of the same user removes every folder whose 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from pathlib import Path
 
-from holdfast.os.files import foreign, open_regular
+from holdfast.os.files import foreign, locked, open_regular
 
 LOCK = "held"
 
 
-def claim(folder: Path) -> int:
+def claim(folder: Path) -> contextlib.ExitStack:
     """Make the folder, which nobody else may enter.
 
     Returns:
-        The lock, a descriptor to be kept open as long as the folder is used.
+        The lock on it, to be closed when the folder is not used any more.
 
     Raises:
         OSError: it cannot be made, or is there already.
     """
     folder.mkdir(mode=0o700)
-    made = folder / ".new"
+    made, held = folder / ".new", contextlib.ExitStack()
     try:
-        lock = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        held.enter_context(locked(made))
         made.rename(folder / LOCK)  # it has its name only when it is held: nobody finds it free before
     except OSError:
+        held.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return lock
+    return held
 
 
 def sweep(memory: Path) -> None:
@@ -49,11 +48,9 @@ def sweep(memory: Path) -> None:
 
 def is_free(folder: Path) -> bool:
     """Whether nobody holds the folder's lock. Raises OSError where there is none."""
-    lock = open_regular(folder / LOCK, below=folder.parent)
+    os.close(open_regular(folder / LOCK, below=folder.parent))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with locked(folder / LOCK):
+            return True
     except BlockingIOError:
         return False
-    finally:
-        os.close(lock)
-    return True
