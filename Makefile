@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SHELL  := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test unit lint format soak fuzz bench docs drills constraints clean guard slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
+.PHONY: help install demo test unit lint format soak fuzz bench docs drills constraints clean guard audit slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
 
 PROMETHEUS_PACKAGES := prometheus prometheus-alertmanager
 POSTGRES_PACKAGES := postgresql
@@ -145,6 +145,13 @@ drills: install ## every drill on a fresh embedded cluster
 # What changes the engine or moves code says first that nothing else changed: tests/guard, docs/decisions/076-...
 guard: install ## the same events, the same orders as in an older commit (BASE=COMMIT COUNT=2000 PARTS=lab,replay)
 	@PYTHONPATH=src $(BIN)/python -m tests.guard $(if $(BASE),--base $(BASE)) $(if $(COUNT),--count $(COUNT)) $(if $(PARTS),--parts $(PARTS))
+
+# Audited is what users install, with every extra, in an environment of its own; the maker of the bill has another.
+audit: install ## bill of materials, licences, security rules, known vulnerabilities (ADVISORIES=OSV folder or zip)
+	@for name in shipped maker; do test -x build/audit/$$name/bin/python || $(PYTHON) -m venv build/audit/$$name || exit 1; done
+	@build/audit/shipped/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt '.[postgres,aws,parquet,otel,kubernetes]' 2> >(grep -v WARNING >&2)
+	@build/audit/maker/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt cyclonedx-bom==7.5.0 2> >(grep -v WARNING >&2)
+	@$(BIN)/python audit/run.py $(if $(ADVISORIES),--advisories $(ADVISORIES))
 
 docs: install ## write the generated pages anew
 	@for script in docs/make_*.py; do $(BIN)/python $$script || exit 1; done
