@@ -25,6 +25,7 @@ from holdfast.errors import LinkError, UsageError
 from holdfast.lab import slurm_lab
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
+from holdfast.os.tls import PLAIN_HTTP
 
 app = group("Real schedulers on this machine, to try things on and to break.")
 slurm = group("A real Slurm of many nodes on this machine.")
@@ -150,7 +151,7 @@ KIND = Kind(
     form=_form,
     shown=_shown,
     is_broken=_is_broken,
-    env=lambda lab: {"SLURM_CONF": str(lab.facts.conf)},
+    env=lambda lab: {"SLURM_CONF": str(lab.facts.conf), PLAIN_HTTP: "1"},
     nodes={
         "start": ("Switch a node on, or start its slurmd when only that is missing.", _verb("start", "is on")),
         "kill": ("SIGKILL slurmd alone; jobs on the node go on.", _kill),
