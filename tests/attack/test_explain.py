@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, NoInputError, UserError
 from holdfast.launch import novel_lines
 from holdfast.os import files
 
-LIMIT = 64 << 20
+LIMIT = 1 << 20
 FAULT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 

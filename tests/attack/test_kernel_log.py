@@ -158,6 +158,7 @@ def test_where_the_device_is_closed_syslog_moves_no_node(
     monkeypatch.setattr(process, "DEFAULT_KERNEL_LOG", tmp_path / "closed")
     monkeypatch.setattr(process, "SYSLOGS", (messages,))
     monkeypatch.setattr(process, "can_read", lambda: False)
+    monkeypatch.setattr(process, "read_catalogue", lambda _folders: None)
     monkeypatch.setattr(process, "read_matcher", lambda _catalogue: matcher)
 
     async def body() -> list[Finding]:
@@ -190,6 +191,7 @@ def test_syslog_is_believed_where_the_site_says_so(
     monkeypatch.setattr(process, "SYSLOGS", (messages,))
     monkeypatch.setattr(process, "messages_file", lambda _options, config: messages if config.reads_messages else None)
     monkeypatch.setattr(process, "find_kernel_log", lambda: messages)
+    monkeypatch.setattr(process, "read_catalogue", lambda _folders: None)
     monkeypatch.setattr(process, "read_matcher", lambda _catalogue: matcher)
     options = agent_options(tmp_path, **({"kernel_log": messages} if named else {}))
     if preset:

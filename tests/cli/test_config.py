@@ -36,6 +36,16 @@ def test_places_are_those_of_the_docs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_user_without_a_home_has_no_file_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a number that no user bears, and no HOME: the other places are looked at."""
+
+    def no_home(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert places(None, environ={}) == [Path("holdfast.toml"), Path("/etc/holdfast/holdfast.toml")]
+
+
 def test_the_first_file_wins(holdfast: Holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not merged: the nearest one alone is read."""
     for folder, name in (

@@ -233,7 +233,10 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
 
 def _hint() -> str:
     """The embedded cluster of `holdfast cluster up`, when it has a controller: most likely that one is meant."""
-    folder = default_folder()
+    try:
+        folder = default_folder()
+    except RuntimeError:  # a user without a home
+        return ""
     return f"; an embedded cluster is at --dir {folder}" if (folder / "controller" / "controller.json").exists() else ""
 
 

@@ -33,8 +33,18 @@ def places(option: Path | None = None, *, environ: Mapping[str, str] | None = No
     named = named_file(option, environ=known)
     if named is not None:
         return [named]
-    own = Path(known["XDG_CONFIG_HOME"]) if known.get("XDG_CONFIG_HOME") else Path("~/.config").expanduser()
-    return [Path(FILE_NAME), own / "holdfast" / FILE_NAME, SITE_FOLDER / FILE_NAME]
+    own = [folder / "holdfast" / FILE_NAME for folder in _own_folder(known)]
+    return [Path(FILE_NAME), *own, SITE_FOLDER / FILE_NAME]
+
+
+def _own_folder(known: Mapping[str, str]) -> list[Path]:
+    """The folder of the user's settings; none where the user has no home, as in a container that nobody knows."""
+    if known.get("XDG_CONFIG_HOME"):
+        return [Path(known["XDG_CONFIG_HOME"])]
+    try:
+        return [Path("~/.config").expanduser()]
+    except RuntimeError:
+        return []
 
 
 def is_found(file: Path | None) -> bool:
