@@ -128,7 +128,7 @@ def test_a_node_that_is_open_to_drills_hears_root(matcher: Matcher, tmp_path: Pa
 @pytest.mark.parametrize("line", [f"12,42,15,-;{LOST}", f"3,42,15,-;overlayfs: option x;{LOST}", f" KEY=x;{LOST}"])
 def test_the_check_of_the_kernel_log_is_not_told_by_users(attempt: Attempt, line: str) -> None:
     """`holdfast check kernel-xid` reads records, too: by their first semicolon, and the kernel's alone."""
-    attempt.without(sysfs_reading, "kernels_text", lambda raw: raw.rpartition(b";")[2])
+    attempt.without(sysfs_reading, "kernels_text", lambda raw, **_named: raw.rpartition(b";")[2])
     text = sysfs_reading.kernels_text(line.encode())
     attempt.judge(succeeded=text.startswith(b"NVRM"))
 

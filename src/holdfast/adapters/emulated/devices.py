@@ -65,6 +65,7 @@ def build() -> Path:
     if ran.code != 0:
         why = f"it did not end within {BUILD_LIMIT_S:g} s" if ran.hung else ran.err.strip()[:200]
         raise UsageError(f"the emulated NVML library could not be built by {found}: {why}")
+    fresh.chmod(0o755)  # whatever the umask: one that a group may write would be built again each time
     fresh.replace(built)
     return built
 

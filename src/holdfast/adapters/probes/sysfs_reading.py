@@ -46,11 +46,13 @@ def _there(folder: Path, absent: str) -> Path:
     return folder
 
 
-def kernels_text(line: bytes) -> bytes:
-    """The text of a record that the kernel itself has written; empty for what a program wrote there."""
-    head, _, text = line.partition(b";")
-    priority = head.partition(b",")[0]
-    return text if priority.isdigit() and int(priority) < KERNELS_PRIORITIES else b""
+def kernels_text(line: bytes, *, is_device: bool = True) -> bytes:
+    """The text of a record of the kernel's own, empty for a program's; of a file also a line that is no record."""
+    head, mark, text = line.partition(b";")
+    numbers = head.split(b",")[:3]
+    if mark and len(numbers) == 3 and all(number.isdigit() for number in numbers):
+        return text if int(numbers[0]) < KERNELS_PRIORITIES else b""
+    return b"" if is_device else line
 
 
 def xid_lines(path: Path) -> list[str]:
@@ -71,7 +73,7 @@ def xid_lines(path: Path) -> list[str]:
             except BrokenPipeError:  # the ring was overwritten before it was read: what is there now comes next
                 continue
             *lines, rest = (rest + data).split(b"\n")
-            texts = (kernels_text(line) if is_device else line for line in lines if b"Xid" in line)
+            texts = (kernels_text(line, is_device=is_device) for line in lines if b"Xid" in line)
             found.extend(text.decode(errors="replace") for text in texts if text)
             if not data:
                 break
