@@ -80,7 +80,9 @@ class SlurmDaemons:
         database.start_slurmdbd(self._facts, self.env(), self._spawn)
 
     def start_rest(self) -> None:
-        """Start slurmrestd on `run/slurmrestd.sock` and wait until it listens."""
+        """Start slurmrestd on `run/slurmrestd.sock`, unless it runs, and wait until it listens."""
+        if ask(self._folder, "status")["daemons"].get("slurmrestd", {}).get("pid"):
+            return  # the socket of one that listens must stay
         sock, out = self._folder / "run" / "slurmrestd.sock", self._folder / "log" / "slurmrestd.out"
         sock.unlink(missing_ok=True)
         argv = ["slurmrestd", "-f", str(self._facts.conf)]
