@@ -287,7 +287,7 @@ class Reporter:
             elif view is None or not view.nodes:
                 raise LinkError(f"the nodes of {self.job_id} are not known yet")
             else:
-                named_first = ", ".join(map(repr, foreign[:3]))
+                named_first = ", ".join(one or "a node without a name" for one in foreign[:3])
                 raise RefusedError(
                     f"{self.source} speaks of {named_first}, which the scheduler has not given to its job: "
                     "in pods, set HOLDFAST_NODE from spec.nodeName"
