@@ -201,6 +201,12 @@ ATTEMPTS = {
         events=lambda: [e.Escalated(id="lie", at=now(), job=THEIRS, attempt=0, exclude_nodes=("n4", "x1"), why="x")],
         opens=unchecked(e.Escalated, Kind.LAUNCHER),
     ),
+    "a node without a name to leave out": Attempt(
+        token="of-8",
+        source="launcher:8",
+        events=lambda: [e.Escalated(id="lie", at=now(), job=THEIRS, attempt=0, exclude_nodes=("",), why="x")],
+        opens=unchecked(e.Escalated, Kind.LAUNCHER),
+    ),
     "a step of 2^64-1": Attempt(
         token="of-8", source="launcher:8", events=lambda: [saved(2**64 - 1)], opens=unbounded
     ),
@@ -604,5 +610,34 @@ def test_a_launcher_says_nothing_of_a_node_that_its_job_has_no_more(
                 again = e.Escalated(id="true", at=now(), job=THEIRS, attempt=0, exclude_nodes=("n4",), why="x")
                 assert (await liar.ingest("launcher:8", [again])).stored == 1
             assert not [one.name for one in await house.controller.journal.nodes() if one.incident]
+
+    run(work)
+
+
+def test_a_launcher_says_nothing_of_a_node_that_another_job_has_now(tmp_path: Path) -> None:
+    """What ended its own job is heard, without the node: that one is not taken from the job that runs there."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, reviewer=Bound()) as house:
+            await training(house)
+            house.world.set_job(job_view(THEIRS, ("n2",), user="ann"))
+            await until(lambda: house.controller.shell().jobs["test/8#1"].nodes == ("n2",))
+            house.world.set_job(job_view(JobKey("test", "9"), ("n3",)))
+            await until(lambda: "test/9#1" in house.controller.shell().jobs)
+            seen = msgspec.structs.replace(bad_gpu("n3").finding, job=THEIRS, attempt=0)
+            diagnosis = Diagnosis(cause="nvidia.xid.79", domain=Domain.HARDWARE, nodes=("n3", "n2"), gpus=("n3/0",))
+            lies: list[e.AnyEvent] = [
+                e.FindingSeen(id="lie", at=now(), finding=seen),
+                e.Escalated(id="lie2", at=now(), job=THEIRS, attempt=0, diagnosis=diagnosis, why="x"),
+            ]
+            async with AsyncClient(house.server.url, "of-8", timeout_s=120) as liar:
+                await liar.beat(Beat(source="launcher:8", cluster="test", job="8", at=now()))
+                assert (await liar.ingest("launcher:8", lies)).stored == 2
+            [heard] = await house.controller.journal.events(kind="finding_seen")
+            [handed] = await house.controller.journal.events(kind="escalated")
+            assert heard.finding.place.node == ""
+            assert (handed.diagnosis.nodes, handed.diagnosis.gpus) == (("n2",), ())
+            assert not [one for one in await house.controller.journal.nodes(node="n3") if one.incident]
+            assert not [one for one in await house.controller.journal.jobs(job="9") if one.incident]
 
     run(work)

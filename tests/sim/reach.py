@@ -27,6 +27,9 @@ from holdfast.sim.fuzz import Trial, Verdict, examine
 
 Row = tuple[str, str]
 """Table and name: `("event", "node_validated failed")`."""
+SEVERAL: Row = ("job", "kept off several nodes at once")
+LONG_HOLD: Row = ("hold", "by a person for an hour")
+LONG_S = 3600.0
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -70,6 +73,7 @@ def rows() -> list[Row]:
     for kind in events:
         made += [("event", f"{kind} {more}".strip()) for more in _SAME.get(kind, ("",))]
     made += [("order", f"{kind} {status}") for kind in orders for status in OrderStatus]
+    made += [SEVERAL, LONG_HOLD]
     made += [("job", str(state)) for state in JobState] + [("node", str(state)) for state in NodeState]
     for table, moves in (("job move", machine.JOB), ("node move", machine.NODE)):
         made += [(table, f"{state} {trigger}") for state, row in moves.items() for trigger in row]
@@ -106,6 +110,10 @@ def recorded() -> Iterator[Counter[Row]]:
             reached["order", f"{kind_of(record.order)} {record.status}"] += 1
         for job in touched.jobs:
             reached["job", str(job.state)] += 1
+            if job.held_by and self.state.now - job.since > LONG_S:
+                reached[LONG_HOLD] += 1
+        if any(isinstance(order, o.SetExcluded) and len(order.nodes) > 1 for order in orders):
+            reached[SEVERAL] += 1
         for node in touched.nodes:
             reached["node", str(node.state)] += 1
         return orders

@@ -4,7 +4,7 @@ A reporter is what its source says: `agent:NODE` speaks for that node, `launcher
 the scheduler gave it, `drill:NAME` for nothing but the time of a drill's fault. A token that is bound (`only`) allows
 one source; a token that is not allows several, and each of them speaks for its own alone. What belongs to whom is taken
 from what the controller has seen and journalled, never from the report. A report may be ahead of the watch by a moment:
-a request asks for one fresh look, and until the first look everybody is told to come back. `routes_ingest` makes one
+a request asks for one fresh look, and until the first look everybody is told to come back. `reports` makes one
 `Reporter` for each request.
 """
 
@@ -22,6 +22,7 @@ from holdfast.api.auth import Identity, Role
 from holdfast.controller import Controller
 from holdfast.controller.mailbox import address_of, agent_address, launcher_address
 from holdfast.controller.state import LEFT_KEPT_S, ShellState
+from holdfast.decide.state import occupying
 from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.model import events as e
 from holdfast.model.bounds import FLOAT_MAX, NAME_MAX, TIME_MAX, check_bounds
@@ -140,6 +141,7 @@ class Reporter:
         self._check_time(event)
         if isinstance(event, e.FindingSeen) and is_line(event.finding):
             event = structs.replace(event, finding=await self._own_line(event.finding))
+        event = self._of_given_nodes(event)
         for check in checks:
             await check(self, event)
         return event
@@ -174,6 +176,25 @@ class Reporter:
             return finding
         short = [node for node in nodes if node.partition(".")[0] == named.partition(".")[0]]
         return structs.replace(finding, place=structs.replace(finding.place, node=short[0] if len(short) == 1 else ""))
+
+    def _of_given_nodes(self, event: e.AnyEvent) -> e.AnyEvent:
+        """The event without the nodes that a launcher's job has left and another has: what ended the job is heard."""
+        if not self.job_id:
+            return event
+        if isinstance(event, e.FindingSeen) and self._is_given_away(event.finding.place.node):
+            place = structs.replace(event.finding.place, node="")
+            return structs.replace(event, finding=structs.replace(event.finding, place=place))
+        if isinstance(event, e.Escalated) and event.diagnosis is not None:
+            judged = event.diagnosis
+            nodes = tuple(node for node in judged.nodes if not self._is_given_away(node))
+            gpus = tuple(gpu for gpu in judged.gpus if not self._is_given_away(gpu.rpartition("/")[0]))
+            return structs.replace(event, diagnosis=structs.replace(judged, nodes=nodes, gpus=gpus))
+        return event
+
+    def _is_given_away(self, node: str) -> bool:
+        """Does another job use the node, and not this launcher's?"""
+        users = {view.key.id for view in self.shell.jobs.values() if node in occupying(view)}
+        return bool(users) and self.job_id not in users
 
     def _check_time(self, event: e.AnyEvent) -> None:
         now = self.controller.clock.now()
@@ -251,7 +272,7 @@ class Reporter:
             left_out: nodes to be kept out of the job, which may also be some that it is kept out of already. Its user
                 chooses those, so nothing else can be said of them.
         """
-        wanted, out = set(named) - {""}, set(left_out) - {""}
+        wanted, out = set(named) - {""}, set(left_out)
         while True:
             view = self.view()
             lately = self.controller.clock.now() - LEFT_KEPT_S
@@ -266,8 +287,9 @@ class Reporter:
             elif view is None or not view.nodes:
                 raise LinkError(f"the nodes of {self.job_id} are not known yet")
             else:
+                named_first = ", ".join(one or "a node without a name" for one in foreign[:3])
                 raise RefusedError(
-                    f"{self.source} speaks of {', '.join(foreign[:3])}, which the scheduler has not given to its job: "
+                    f"{self.source} speaks of {named_first}, which the scheduler has not given to its job: "
                     "in pods, set HOLDFAST_NODE from spec.nodeName"
                 )
 

@@ -52,6 +52,8 @@ class Agents:
         self._asked: set[tuple[str, str]] = set()
         """Boot and order of checks that were begun."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self.told: dict[str, str] = {}
+        """Where somebody lies: id of each event that an honest reporter sent -> its source."""
 
     def begin(self) -> None:
         """Have agents take orders, where the options say that they run the checks."""
@@ -174,6 +176,8 @@ class Agents:
     def send(self, event: e.AnyEvent, node: Node | None) -> None:
         """Carry an event to the controller, from this node, or from nowhere in particular."""
         world, options = self._world, self._world.options
+        if options.hostiles:
+            self.told[event.id] = event.source
         machine = node.machine if node is not None else ""
         delay_s = options.message_s + options.message_jitter_s * world.dice("messages").random()
         if world.chance("messages", options.message_loss):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast.model.records import RUNS
 from holdfast.sim.agents import Agents
 from holdfast.sim.control import ControlPlane
+from holdfast.sim.hostile import Liar
 from holdfast.sim.ledger import TRAIN
 from holdfast.sim.operators import Operators
 from holdfast.sim.record import Fault
@@ -33,6 +34,7 @@ class Breaker:
         self.agents = agents
         self.control = control
         self.operators = operators
+        self.liar = Liar(world, scheduler, control)
         self._lasting: dict[str, Callable[[], None]] = {}
         """What ends each fault that lasts."""
 
@@ -418,6 +420,13 @@ def blind(breaker: Breaker, fault: Fault) -> None:
     breaker.took(fault)
     breaker.world.scheduler_mute.add(fault.id)
     breaker.lasts(fault, lambda: breaker.world.scheduler_mute.discard(fault.id))
+
+
+@_effect("hostile")
+def hostile(breaker: Breaker, fault: Fault) -> None:
+    """Somebody lies for a while."""
+    breaker.took(fault)
+    breaker.liar.strikes(fault)
 
 
 # --- the controller ---

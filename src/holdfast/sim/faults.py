@@ -79,6 +79,7 @@ KINDS: dict[str, Kind] = {
     "vanishing": Kind("the scheduler does not know the node for a while", "vanishings", 60.0, 3600.0),
     "drill": Kind("a person's drill makes a rank end", "drills", cause="exit.signal.9"),
     "prolog": Kind("the scheduler's own check fails on the node, which it drains", "prologs"),
+    "hostile": Kind("an agent, a launcher or a user says what is not so", "hostiles", 60.0, 1800.0),
 }
 
 

@@ -110,13 +110,40 @@ class Faulted(Deed, frozen=True, kw_only=True, tag="faulted"):
     job: JobKey | None = None
 
 
+class Lied(Deed, frozen=True, kw_only=True, tag="lied"):
+    """This reporter is hostile: all that it says from here on may be untrue."""
+
+    source: str
+    """`agent:NODE`, `launcher:ID` or `operator:USER`."""
+
+
+class BeatTaken(Deed, frozen=True, kw_only=True, tag="beat_taken"):
+    """A beat of the hostile reporter was taken in."""
+
+    node: str = ""
+    job_id: str = ""
+
+
 class FaultsOver(Deed, frozen=True, kw_only=True, tag="faults_over"):
     """From here on nothing goes wrong any more: everything must come to rest within the bound."""
 
     bound_s: float
 
 
-AnyDeed = OrderTook | Drained | Resumed | NodeMended | RunBegan | Wrote | Held | Cancelled | Faulted | FaultsOver
+AnyDeed = (
+    OrderTook
+    | Drained
+    | Resumed
+    | NodeMended
+    | RunBegan
+    | Wrote
+    | Held
+    | Cancelled
+    | Faulted
+    | Lied
+    | BeatTaken
+    | FaultsOver
+)
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------
@@ -145,6 +172,8 @@ class History(Struct, kw_only=True):
     policies: PolicySet = field(default_factory=PolicySet)
     ended_at: float = 0.0
     """When the simulation stopped."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Where somebody lies: id of each event that an honest reporter sent -> its source."""
     final: WorldView | None = None
     """The scheduler's own truth at the end."""
 

@@ -18,6 +18,7 @@ from holdfast.model.policy import PolicySet
 from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
 from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers import Complaint, judged
+from holdfast.sim.checkers.hostile import about_the_liar
 from holdfast.sim.checkers.journal import Replayed, job_name
 from holdfast.sim.checkers.observe import observes
 from holdfast.sim.faults import WARNING
@@ -25,12 +26,14 @@ from holdfast.sim.history import (
     PERSON,
     SCHEDULER,
     AnyDeed,
+    BeatTaken,
     Cancelled,
     Drained,
     Faulted,
     FaultsOver,
     Held,
     History,
+    Lied,
     NodeMended,
     OrderTook,
     Resumed,
@@ -68,7 +71,8 @@ def complaints_about(result: SimResult, *, engine: type[Engine] = Engine) -> lis
     said = [Complaint("engine_refuses_nothing", text) for text in result.refused]
     history = history_of(result)
     if not observes(history):
-        said += [Complaint("comes_to_rest", text) for text in result.unrest]
+        excused = about_the_liar(history)
+        said += [Complaint("comes_to_rest", text) for text in result.unrest if not excused(text)]
     policies = history.policies
     return said + judged(history, lambda events: replayed(events, policies, engine))
 
@@ -133,6 +137,10 @@ class _Deeds:
                 fault = self._faults[one.fault]
                 rules = (fault.cause, *_ALSO.get(fault.cause, ())) if fault.cause else ()
                 yield Faulted(at=at, fault=fault.id, kind=fault.kind, rules=rules, node=node or fault.node, job=key)
+            case "lie":
+                yield Lied(at=at, source=one.who)
+            case "lie_taken":
+                yield BeatTaken(at=at, node=node, job_id=one.job)
             case "calm":
                 # The run ends as soon as all is at rest, so it has always had the time it needed.
                 yield FaultsOver(at=at, bound_s=max(0.0, self._result.ended_at - at))

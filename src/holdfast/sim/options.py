@@ -50,6 +50,7 @@ class JobPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_requeues: int | None = None
     spares: int = 0
     """Nodes of its allocation that stand by."""
+    user: str = "mei"
 
 
 class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,6 +195,8 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     holds_last: bool = False
     """What a person holds through Holdfast is held for hours, some of it to the end."""
     reused_ids: float = 0.0
+    hostiles: float = 0.0
+    """Times a day that one agent, launcher or user, the same in all of a run, begins to lie: see `hostile.py`."""
 
     # --- the controller and its disk ---
     kills: float = 0.0
@@ -243,6 +246,8 @@ EDITION_3 = 20_000
 """Seeds from this one on draw the mode as well: act, or observe."""
 EDITION_4 = 30_000
 """Seeds from this one on draw what the table of reached states had shown as never reached: see `_draw_edition_4`."""
+EDITION_5 = 1_000_000_000
+"""Seeds from this one on draw a hostile reporter as well: see `_draw_edition_5`. Those of `make fuzz` begin here."""
 _KINDS_4 = ("pauses", "batches", "warnings", "prologs", "vanishings", "drills", "commands", "blindness")
 _POLICIES_4 = (
     "",
@@ -312,6 +317,8 @@ def draw(seed: int) -> SimOptions:
         values["policy"] = dice.choice(("", 'mode = "observe"\n'))
     if seed >= EDITION_4:
         values |= _draw_edition_4(dice)
+    if seed >= EDITION_5:
+        values |= _draw_edition_5(dice, values)
     return SimOptions(**values)
 
 
@@ -328,6 +335,18 @@ def _draw_edition_4(dice: random.Random) -> dict[str, Any]:
         "answers": dice.choice((0.0, 0.5, 1.0)),
         "late_looks": dice.choice((0.0, 0.5)),
         "command_refuse": dice.choice((0.0, 0.0, 0.02)),
+    }
+
+
+def _draw_edition_5(dice: random.Random, drawn: dict[str, Any]) -> dict[str, Any]:
+    """Somebody lies in half of the runs: each job has a user of its own there, and no brake joins what nodes share."""
+    hostiles = dice.uniform(0.2, 2.0) * _INTENSE if dice.random() < 0.5 else 0.0
+    if not hostiles:
+        return {}
+    return {
+        "hostiles": hostiles,
+        "jobs": tuple(structs.replace(job, user=f"user-{job.id}") for job in drawn["jobs"]),
+        "policy": f"{drawn['policy']}[brake]\nmax_nodes = 1000\nmax_percent = 100.0\n",
     }
 
 

@@ -105,6 +105,8 @@ WORDS = {
     "controller_started": "a controller has the lease; `detail` is its epoch",
     "controller_killed": "a controller was killed",
     "controller_fenced": "a controller stopped because another had taken over",
+    "lie": "a hostile reporter begins to lie for a while; `who` is its source",
+    "lie_taken": "a beat of the hostile reporter was taken in: of `node`, or of the job with the id `job`",
     "operator": "a person's deed; `detail` says which",
     "notice": "people were told; `detail` is the title",
     "calm": "the phase of faults is over: nothing breaks any more",

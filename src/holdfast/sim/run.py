@@ -105,6 +105,7 @@ class Simulation:
             unrest = await self._converge(progress, total_s)
         result = await self._result(unrest)
         self.agents.end()
+        self.breaker.liar.end()
         await self.control.close()
         if self._errors:
             raise self._errors[0]
@@ -225,6 +226,7 @@ class Simulation:
             state=await self.control.state(),
             counts=world.counts,
             disk=disk,
+            told=self.agents.told,
         )
 
     def _ledgers(self) -> list[Ledger]:

@@ -187,7 +187,7 @@ class Scheduler:
             job.view = JobView(
                 key=job.key,
                 name=f"train-{plan.id}",
-                user="mei",
+                user=plan.user,
                 partition="batch",
                 state=job.state,
                 restart_count=job.restart_count,

@@ -13,6 +13,7 @@ from itertools import islice
 
 from msgspec import Struct
 
+from holdfast.sim.checkers.hostile import about_the_liar, lies_change_nothing_of_others
 from holdfast.sim.checkers.incidents import incidents_close, stories_name_the_cause
 from holdfast.sim.checkers.jobs import (
     attempts_do_not_overlap,
@@ -81,10 +82,17 @@ def judged(history: History, replay: Replay | None = None) -> list[Complaint]:
     """All complaints: safety always, liveness when there was time for it, the replay when one is given."""
     is_live = came_to_rest_in_time(history) and not observes(history)  # who only observes brings nothing about
     judges = [*SAFETY, *(LIVENESS if is_live else ())]
-    said = [Complaint(judge.__name__, text) for judge in judges for text in islice(judge(history), COMPLAINTS_MAX)]
+    excused = about_the_liar(history)
+    said = [
+        Complaint(judge.__name__, text)
+        for judge in judges
+        for text in islice((text for text in judge(history) if not excused(text)), COMPLAINTS_MAX)
+    ]
     if replay is not None:
         found = islice(replay_is_the_same(history, replay), COMPLAINTS_MAX)
         said += [Complaint("replay_is_the_same", text) for text in found]
+        lies = islice(lies_change_nothing_of_others(history, replay), COMPLAINTS_MAX)
+        said += [Complaint("lies_change_nothing_of_others", text) for text in lies]
     return said
 
 

@@ -1,0 +1,128 @@
+"""A hostile agent, launcher or user changes nothing beyond its own, and each check that is taken away is seen."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.model import events as e
+from holdfast.model.cluster import JobKey
+from holdfast.sim.checkers.hostile import about_the_liar, lies_change_nothing_of_others
+from holdfast.sim.checkers.journal import Replayed
+from holdfast.sim.faults import plan
+from holdfast.sim.fuzz import Trial
+from holdfast.sim.history import BeatTaken, Lied, RunBegan
+from holdfast.sim.options import EDITION_5, draw
+from sim.histories import Tale
+from sim.hostile_mutants import OPENED, caught_by, complaints
+
+FOUND_BY = {
+    "an agent reports findings of other nodes": 1,
+    "a launcher ends attempts of other jobs": 6,
+    "a launcher names nodes that are not its job's": 2,
+    "a beat is anybody's": 1,
+    "a job is any user's": 4,
+}
+"""A seed from `EDITION_5` on that saw it, tried first; `make soak` looks for all of them."""
+
+
+def test_seeds_before_the_fifth_edition_know_no_liar():
+    """They draw what they always drew; of the later ones half have one, in each of the three roles."""
+    assert not any(draw(seed).hostiles for seed in (0, 10_000, 20_000, 30_000, 390_001_138, EDITION_5 - 1))
+    lying = [seed for seed in range(EDITION_5, EDITION_5 + 100) if draw(seed).hostiles]
+    assert 30 < len(lying) < 70
+    assert all(len({job.user for job in draw(seed).jobs}) == len(draw(seed).jobs) for seed in lying)
+    assert any(fault.id == "hostile-s1" for fault in plan(draw(lying[0])))
+    assert "hostile-s1" in Trial(seed=lying[0], only=()).options().drop
+
+
+@functools.cache
+def clean(seed: int) -> bool:
+    """With all checks nobody complains."""
+    return complaints(seed) == []
+
+
+@pytest.mark.parametrize("name", sorted(FOUND_BY))
+def test_a_check_that_is_taken_away_is_seen(name):
+    """By a seed that is clean with the check."""
+    found = caught_by(name, [EDITION_5 + FOUND_BY[name], *range(EDITION_5, EDITION_5 + 60)])
+    assert found >= 0
+    assert clean(found)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", sorted(OPENED))
+def test_a_check_that_is_taken_away_is_seen_within_300_seeds(name):
+    """The first 300 of the edition, each check among them."""
+    assert caught_by(name, range(EDITION_5, EDITION_5 + 300)) >= 0
+
+
+# --- the judge itself -------------------------------------------------------------------------------------------------
+
+JOB, OTHER = JobKey("c", "7"), JobKey("c", "8")
+
+
+def tale(source: str, *events: e.AnyEvent) -> Tale:
+    """A run in which job 7 runs on n1 and n2, job 8 on n3, and somebody lies."""
+    told = Tale()
+    for name in ("n1", "n2", "n3"):
+        told.node(name)
+    told.deed(RunBegan, job=JOB, epoch=1, nodes=("n1", "n2"))
+    told.deed(RunBegan, job=OTHER, epoch=1, nodes=("n3",))
+    told.deed(Lied, source=source)
+    for event in events:
+        told.event(type(event), **{name: getattr(event, name) for name in event.__struct_fields__[5:]}, source=source)
+    return told
+
+
+def said(told: Tale, made: dict[str, bytes], twin: dict[str, bytes]) -> list[str]:
+    """What the judge says when these records come of the journal, and of its twin without lies."""
+    whole = len(told.history.steps)
+    return list(
+        lies_change_nothing_of_others(told.history, lambda events: Replayed([], made if len(events) == whole else twin))
+    )
+
+
+def test_a_record_of_another_job_that_a_lie_has_changed_is_told():
+    """And one of the liar's own job is not."""
+    told = tale("agent:n1", e.StepReached(id="x", at=0.0, job=JOB, attempt=0, step=1))
+    told.history.steps[-1] = replace(
+        told.history.steps[-1], event=replace(told.history.steps[-1].event, id="agent:n1/lie-1")
+    )
+    lasts, ends = b'{"state":"watching"}', b'{"state":"held"}'
+    assert said(told, {"job:c/7#1": ends}, {"job:c/7#1": lasts}) == []
+    assert said(told, {"node:n2": ends}, {"node:n2": ends}) == []
+    (complaint,) = said(told, {"job:c/8#1": ends}, {"job:c/8#1": lasts})
+    assert complaint == "because of agent:n1 job:c/8#1 is state held in place of watching"
+
+
+def test_an_id_that_is_not_the_liars_is_told():
+    """It would silence who uses it next."""
+    told = tale("agent:n1", e.StepReached(id="x", at=0.0, job=JOB, attempt=0, step=1))
+    assert said(told, {}, {}) == ["event 4 (step_reached) of agent:n1 bears the id 'e4', which is not its own"]
+
+
+def test_a_beat_for_another_is_told():
+    """A launcher may beat from all nodes of its job, and for its job alone."""
+    told = tale("launcher:7")
+    told.history.jobs.clear()
+    for node, job in (("n1", ""), ("n3", ""), ("", "8")):
+        told.deed(BeatTaken, node=node, job_id=job)
+    assert said(told, {}, {}) == [
+        "launcher:7 has beaten for node 'n3', job ''",
+        "launcher:7 has beaten for node '', job '8'",
+    ]
+
+
+def test_what_the_liar_says_of_its_own_is_excused_and_nothing_else():
+    """A complaint that names the liar's node or job is its own affair."""
+    excused = about_the_liar(tale("agent:n1").history)
+    assert [excused(text) for text in ("node n1 is repairing", "job 7 is held", "node n2 is repairing")] == [
+        True,
+        True,
+        False,
+    ]
+    assert not about_the_liar(Tale().history)("node n1 is repairing")
