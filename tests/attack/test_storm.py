@@ -19,7 +19,7 @@ from tests.api.test_authority import ANY, Bound
 from tests.api.test_safety import bearer
 
 from holdfast.adapters.policy_files import packaged_presets, read_policy
-from holdfast.api import limits, routes_ingest
+from holdfast.api import limits, reports
 from holdfast.api.auth import Role
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.client import AsyncClient
@@ -116,7 +116,7 @@ def test_a_batch_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch, tm
 
     async def work() -> None:
         assert await turns(tmp_path / "with") >= 200 // intake.TURN_EVENTS
-        for module in (intake, routes_ingest):
+        for module in (intake, reports):
             monkeypatch.setattr(module, "TURN_EVENTS", 10**9)
         assert await turns(tmp_path / "without") < 200 // 16
 
@@ -148,7 +148,7 @@ def test_a_full_journal_answers_503_at_once(tmp_path: Path, monkeypatch: pytest.
                 answer = await http.post("/v1/commands", json={"command": "drain", "node": "n2"}, headers=operator)
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             monkeypatch.setattr("holdfast.api.stored.check_writable", lambda _controller: None)
-            monkeypatch.setattr(routes_ingest, "check_writable", lambda _controller: None)
+            monkeypatch.setattr(reports, "check_writable", lambda _controller: None)
             waits = asyncio.create_task(agent.ingest("agent:n1", [bad_gpu("n1", 2)]))
             await until(lambda: house.controller._intake.waiting)
             assert not waits.done()
