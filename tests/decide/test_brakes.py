@@ -195,3 +195,20 @@ def test_a_persons_drain_asks_no_brake():
     for i in range(1, 6):
         assert kinds(play.say(e.Command.DRAIN, node=f"n{i}")) == ["QuarantineNode"]
     assert KEY.id == "7"
+
+
+def repeated(play: Play, name: str, *, until: float) -> None:
+    """The same fault on this node once a minute: it is held back, so it goes on running and complaining."""
+    while play.now < until:
+        play.xid(name, at=play.now + 60.0)
+
+
+def test_one_node_that_goes_on_complaining_does_not_take_a_later_one_in():
+    """The brake is tripped by n3, which repeats its fault for eight minutes. n4's first one then is a case of its own."""
+    play = many()
+    for name in ("n1", "n2", "n3"):
+        play.xid(name)
+    repeated(play, "n3", until=play.now + 480.0)
+    assert play.engine.state.brakes["gpu"].tripped_at
+    play.xid("n4")
+    assert play.engine.state.nodes["n4"].incident != play.engine.state.nodes["n3"].incident

@@ -289,6 +289,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     gone = _jobs_that_left(turn, name)
     keys = incidents.domain_keys(node, finding)
     incident = _incident_for(turn, node, [*jobs, *gone], [*keys, *_held_back_with(turn, node, finding)])
+    is_known = incident is not None and name in incident.nodes
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -297,7 +298,8 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     if incidents.judge_domain(turn, incident, node, finding):
         nodes.domain_lost(turn, incident)
     nodes.suspect(turn, node, incident, finding)
-    _remember_domain(turn, _held_back_with(turn, node, finding), incident)
+    if not is_known:  # a node that is held back repeats its fault: that brings no later node's into its incident
+        _remember_domain(turn, _held_back_with(turn, node, finding), incident)
     if incident.diagnosis is None:
         # An incident without a job is diagnosed from what the node says.
         if not jobs:
