@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -189,3 +190,13 @@ def test_a_real_jobs_slots_are_found_from_its_environment(slurm_lab: SlurmLab) -
     # How far it was at the first look is not ours to say.
     assert [type(event) for event in agent.events] == [FirstStepDone, StepReached, CheckpointSaved]
     assert [event.step for event in agent.events][-1] == 3
+
+
+def test_a_folder_that_opens_and_cannot_be_listed_has_no_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """NFS with a stale handle, or a file system of the job's own user: no slots, and the agent goes on."""
+
+    def stale(_folder: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "scandir", stale)
+    assert read_slots(OpenJob(job_id="7", telemetry=(str(tmp_path),), users=frozenset({os.geteuid()}))) == []

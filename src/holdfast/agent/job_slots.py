@@ -37,6 +37,8 @@ def read_slots(job: OpenJob) -> list[SlotView]:
             continue
         try:
             found |= _slots_in(opened, job)
+        except OSError:
+            continue
         finally:
             os.close(opened)
     return [found[rank] for rank in sorted(found)]
