@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sqlite3
 import time
@@ -167,3 +168,11 @@ def test_old_events_go_and_the_chain_stays(folder: Path):
 
     asyncio.run(retain())
     assert "7 lines fit" in call("audit", "verify", "--dir", str(folder))
+
+
+def test_a_revocation_does_not_wait_for_a_driver(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where the journal is in PostgreSQL and this machine has no driver for it, the token is gone all the same."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    call("token", "revoke", "ci", "--dir", str(folder), "--journal", "postgresql://db/holdfast")
+    left = json.loads(call("token", "list", "--dir", str(folder), "--json"))["tokens"]
+    assert "ci" not in [token["name"] for token in left]

@@ -24,7 +24,7 @@ from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.cli.token_ca import CaOptions, made
-from holdfast.errors import JournalError, NotFoundError, UsageError
+from holdfast.errors import HoldfastError, NotFoundError, UsageError
 from holdfast.wiring.settings import load_settings
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -164,7 +164,7 @@ def revoke(
             raise UsageError(f"this is the last token of {book}: make another one first, or nobody could come in")
         try:
             _note(book, kept.journal, {"event": "token_revoked", "at": time.time(), "who": user(), "ids": gone})
-        except JournalError as error:  # a token that must not be used any longer waits for no journal
+        except HoldfastError as error:  # a token that must not be used any longer waits for no journal
             unsaid = f"not in the audit: {error}"
         return left
 
@@ -177,6 +177,7 @@ def _note(book: Path, name: str | None, act: dict[str, object]) -> None:
 
     Raises:
         JournalError: it cannot be written.
+        UsageError: a kind of journal that is not known, or whose driver is not installed.
     """
     beside = book.absolute().with_name("journal.db")
     if name is None and not beside.exists():
