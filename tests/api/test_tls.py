@@ -31,6 +31,7 @@ from holdfast.errors import ConfigError, LinkError, RefusedError, WireError
 from holdfast.model.events import FindingSeen
 from holdfast.model.evidence import Place
 from holdfast.model.wire import Beat
+from holdfast.os import tls
 from holdfast.os.tls import TlsFiles, checked, server_context
 
 AGENT = TOKENS[Role.AGENT]
@@ -171,6 +172,52 @@ def test_what_cannot_be_served_with_is_one_sentence(case: str, tmp_path: Path):
         checked(files)
     assert sentence in str(found.value)
     assert str(ours.folder) in str(found.value)
+
+
+def test_files_that_are_taken_away_as_they_are_looked_at_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A script removes the pair before it copies the new one: a sentence, which whoever follows renewals expects."""
+    files = Authority(tmp_path).files()
+    look = tls._pem
+
+    def look_and_lose(path: Path, what: str) -> str:
+        text = look(path, what)
+        path.unlink()
+        return text
+
+    monkeypatch.setattr(tls, "_pem", look_and_lose)
+    with pytest.raises(ConfigError, match="cannot be used: No such file"):
+        checked(files)
+
+
+def test_a_server_that_was_too_slow_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The new certificate's server does not listen in time, once: the next look begins another one."""
+    monkeypatch.setattr(listening, "LOOK_S", 0.01)
+    ours = Authority(tmp_path)
+    files = ours.files()
+    listener = listening.Listener(None, "127.0.0.1", 0, files)
+    begun: list[str] = []
+
+    class Served:
+        def stop(self) -> None:
+            begun.append("stopped")
+
+    async def serve() -> None:
+        begun.append("begun")
+        if len(begun) == 1:
+            raise LinkError("the API does not listen")
+
+    async def work() -> None:
+        listener._serving = [(Served(), asyncio.create_task(asyncio.sleep(60)))]
+        listener._serve = serve
+        following = asyncio.create_task(listener._follow(files, ()))
+        await until(lambda: "stopped" in begun)
+        following.cancel()
+        listener._serving[0][1].cancel()
+
+    run(work)
+    assert begun == ["begun", "begun", "stopped"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -112,14 +112,16 @@ class Listener:
             stamp = files.stamp()
             if stamp == served:
                 continue
-            served = stamp
             try:
                 until = await asyncio.to_thread(checked, files)
                 former = self._serving[-1]
                 await self._serve()
             except (ConfigError, LinkError) as error:
                 _log.error("the certificate was not renewed; the former one is served", why=str(error))
+                if isinstance(error, ConfigError):  # until the files change; a server that was too slow is begun again
+                    served = stamp
                 continue
+            served = stamp
             former[0].stop()  # type: ignore[no-untyped-call]
             _log.info("the certificate was renewed", certificate=str(files.cert), valid_until=until)
 

@@ -139,16 +139,16 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(files.cert, files.key)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except OSError as error:  # an SSLError is one, and so is what tells that a file was taken away meanwhile
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"is not the key of the certificate {files.cert}", file=str(files.key)) from error
-        raise ConfigError(f"certificate and key cannot be used: {error}", file=str(files.cert)) from error
+        raise ConfigError(f"certificate and key cannot be used: {_why(error)}", file=str(files.cert)) from error
     if files.client_ca is not None:
         _pem(files.client_ca, "CERTIFICATE")
         try:
             context.load_verify_locations(files.client_ca)
-        except ssl.SSLError as error:
-            raise ConfigError(f"is not a certificate authority: {error}", file=str(files.client_ca)) from error
+        except OSError as error:
+            raise ConfigError(f"is not a certificate authority: {_why(error)}", file=str(files.client_ca)) from error
     return context
 
 
@@ -162,16 +162,16 @@ def checked(files: TlsFiles) -> str:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(files.cert)
     try:
+        client.load_verify_locations(files.cert)
         return str(_shaken(client, server)["notAfter"])
     except ssl.SSLCertVerificationError as error:
         why = {_OVER: "has expired", _NOT_YET: "is not valid yet"}.get(
             error.verify_code, f"cannot be used: {error.verify_message}"
         )
         raise ConfigError(f"the certificate {why}", file=str(files.cert)) from error
-    except ssl.SSLError as error:
-        raise ConfigError(f"the certificate cannot be used: {error}", file=str(files.cert)) from error
+    except OSError as error:
+        raise ConfigError(f"the certificate cannot be used: {_why(error)}", file=str(files.cert)) from error
 
 
 def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, object]:
@@ -198,6 +198,10 @@ def _pem(path: Path, what: str) -> str:
     if f"{what}-----" not in text:
         raise ConfigError(f"holds no {what.lower()} in PEM form", file=str(path))
     return text
+
+
+def _why(error: OSError) -> str:
+    return str(error) if isinstance(error, ssl.SSLError) else str(error.strerror)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
