@@ -149,7 +149,7 @@ guard: install ## the same events, the same orders as in an older commit (BASE=C
 # Audited is what users install, with every extra, in an environment of its own; the maker of the bill has another.
 audit: install ## bill of materials, licences, security rules, known vulnerabilities (ADVISORIES=OSV folder or zip)
 	@for name in shipped maker; do test -x build/audit/$$name/bin/python || $(PYTHON) -m venv build/audit/$$name || exit 1; done
-	@build/audit/shipped/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt '.[postgres,aws,parquet,otel,kubernetes]' 2> >(grep -v WARNING >&2)
+	@build/audit/shipped/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt '.[postgres,aws,tls,parquet,otel,kubernetes]' 2> >(grep -v WARNING >&2)
 	@build/audit/maker/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt cyclonedx-bom==7.5.0 2> >(grep -v WARNING >&2)
 	@$(BIN)/python audit/run.py $(if $(ADVISORIES),--advisories $(ADVISORIES))
 

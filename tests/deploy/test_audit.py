@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -92,3 +94,12 @@ def test_what_holds_no_advisory_is_refused(told, tmp_path, capsys, content):
         (folder / "a.json").write_text(content)
     assert told("--advisories", folder) == 2
     assert str(folder) in capsys.readouterr().out
+
+
+def test_every_extra_that_users_install_is_audited():
+    """What `make audit` installs has all extras of pyproject.toml but the developers'."""
+    makefile, project = (SCRIPT.parents[1] / name for name in ("Makefile", "pyproject.toml"))
+    named = re.search(r"constraints\.txt '\.\[([\w,]+)\]'", makefile.read_text(encoding="utf-8"))
+    extras = set(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+    assert named is not None
+    assert set(named[1].split(",")) == extras - {"dev"}
