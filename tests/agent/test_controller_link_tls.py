@@ -72,3 +72,15 @@ def test_no_token_leaves_over_plain_http_unless_the_site_allows_it(tmp_path: Pat
         await allowed.close()
 
     run(work)
+
+
+def test_a_file_that_is_exchanged_is_seen_whatever_its_time(tmp_path: Path):
+    """Tools that set every file's time to the same moment (images, Nix) exchange certificates, too."""
+    former, fresh = tmp_path / "me.pem", tmp_path / "me.pem.new"
+    for path, text in ((former, "former"), (fresh, "fresh!")):
+        path.write_text(text)
+        os.utime(path, ns=(1, 1))
+    trust = Trust(cert_file=former)
+    before = trust.stamp()
+    fresh.replace(former)
+    assert trust.stamp() != before

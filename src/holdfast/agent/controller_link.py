@@ -17,7 +17,7 @@ from holdfast.adapters.local.link import NodeLink
 from holdfast.client import AsyncClient
 from holdfast.errors import ConfigError, LinkError
 from holdfast.model.wire import ControllerAddress
-from holdfast.os.tls import DEFAULT_TRUST, Trust
+from holdfast.os.tls import DEFAULT_TRUST, Stamp, Trust
 
 LOOK_S = 0.1
 """Between two looks while no controller is known."""
@@ -70,7 +70,7 @@ class ControllerLink:
         self._file = file
         self._token_file = token_file
         self._trust = trust
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: Stamp = ()
         self._node_dir = node_dir
         self._connected: ControllerAddress | None = None
         self._client: AsyncClient | None = None

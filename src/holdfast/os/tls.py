@@ -19,6 +19,8 @@ from msgspec import Struct
 from holdfast.errors import ConfigError, RefusedError
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
+Stamp = tuple[tuple[int, int, int], ...]
+"""Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
 _OVER, _NOT_YET = 10, 9
 """X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL."""
 
@@ -65,9 +67,9 @@ class Trust(Struct, frozen=True):
                 ) from error
         return context
 
-    def stamp(self) -> tuple[int, ...]:
-        """Another value once one of the files was replaced."""
-        return tuple(_changed(path) for path in (self.ca_file, self.cert_file) if path is not None)
+    def stamp(self) -> Stamp:
+        """Another value once a file was replaced or written, links followed."""
+        return tuple(_stamp(path) for path in (self.ca_file, self.cert_file) if path is not None)
 
 
 DEFAULT_TRUST = Trust()
@@ -94,13 +96,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _changed(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
 def _none() -> str:
     """A password that nobody is asked for: a service starts unattended."""
     raise ValueError("the key is protected by a password")
@@ -115,7 +110,7 @@ class TlsFiles(Struct, frozen=True):
     client_ca: Path | None = None
     """Only clients with a certificate of this authority are let in."""
 
-    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+    def stamp(self) -> Stamp:
         """Another value once a file was replaced or written, links followed."""
         return tuple(_stamp(path) for path in (self.cert, self.key, self.client_ca) if path is not None)
 
