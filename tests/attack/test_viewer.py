@@ -189,6 +189,28 @@ def test_a_scope_shows_its_own(tmp_path: Path) -> None:
     run(work)
 
 
+def test_the_state_of_a_scope_reads_no_other_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question costs what its answer holds, and not the cluster's ten thousand jobs."""
+    asked: list[object] = []
+
+    async def work() -> None:
+        async with two_projects(tmp_path) as house, httpx.AsyncClient(base_url=house.url, timeout=200) as http:
+            journal = house.controller.journal
+            read = journal.jobs
+
+            async def jobs(**where: object) -> object:
+                asked.append(where.get("job"))
+                return await read(**where)
+
+            monkeypatch.setattr(journal, "jobs", jobs)
+            http.headers["Authorization"] = f"Bearer {TOKENS[Role.VIEWER, 'project']}"
+            assert [job["key"]["id"] for job in (await http.get("/v1/state")).json()["jobs"]] == ["7"]
+            monkeypatch.undo()
+
+    run(work)
+    assert asked == [["7"]]
+
+
 def test_a_page_of_a_job_that_shares_no_trouble_is_shown(tmp_path: Path) -> None:
     """Once another's job is in its incident, the page is refused: its lines would name that job."""
 

@@ -51,6 +51,10 @@ class Scope:
     def _has(self, user: str, project: str) -> bool:
         return f"user:{user}" in self._sees or f"project:{project}" in self._sees
 
+    def names_of_jobs(self) -> list[str]:
+        """The names of all jobs that are seen, sorted."""
+        return sorted(name for name in self._fleet.jobs if self.has_job(name))
+
     def jobs(self, found: Iterable[JobRecord]) -> list[JobRecord]:
         """The jobs that are seen."""
         return [job for job in found if self.has_view(job.view)]

@@ -81,7 +81,8 @@ class WholeState:
             JournalError: the journal cannot be read.
         """
         controller, journal = self._controller, self._controller.journal
-        jobs = scope.jobs(await journal.jobs())
+        mine = scope.names_of_jobs()
+        jobs = scope.jobs(await journal.jobs(job=mine)) if mine else []
         names = sorted({node for job in jobs for node in job.view.nodes})
         nodes = scope.nodes(await journal.nodes(node=names)) if names else []
         incidents = scope.incidents(await journal.incidents(limit=INCIDENTS_IN_STATE))
