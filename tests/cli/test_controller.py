@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -19,8 +21,9 @@ import structlog
 
 from holdfast.cli.controller import controller, parse_listen
 from holdfast.client import Client, Trust
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, JournalError, UsageError
 from holdfast.model import events as e
+from holdfast.wiring.controller import only_one
 from holdfast.wiring.orchestrators import make_orchestrator
 
 HOLDFAST = str(Path(sys.executable).parent / "holdfast")
@@ -105,6 +108,17 @@ def test_a_second_controller_of_the_same_folder_is_refused(tmp_path: Path):
         assert second.returncode == 69
         assert f"pid {process.pid}" in second.stderr
         assert "Traceback" not in second.stderr
+
+
+def test_a_folder_without_locks_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a file system that has no locks, such as Lustre without `flock`, the lock's file and the reason are named."""
+
+    def refuse(_fd: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(JournalError, match=r"lock cannot be taken: No locks available"), only_one(tmp_path):
+        raise AssertionError
 
 
 def test_a_standby_takes_over_when_the_leases_holder_is_gone(tmp_path: Path):

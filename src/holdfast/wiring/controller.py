@@ -133,6 +133,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
     Raises:
         JournalBusyError: another controller runs in this folder.
+        JournalError: it cannot be locked.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -141,6 +142,8 @@ def only_one(folder: Path) -> Iterator[None]:
             raise JournalBusyError(
                 f"a controller ({error.strerror}) runs in {folder} already: stop it first"
             ) from error
+        except OSError as error:
+            raise JournalError(f"the lock {folder / 'lock'} cannot be taken: {error.strerror}") from error
         yield
 
 
