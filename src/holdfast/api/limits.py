@@ -28,7 +28,7 @@ COMING_S = 5.0
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """See the module; an `ApiServer` takes other numbers from whoever makes it."""
+    """How much one client may ask for. `ApiServer` takes other numbers from whoever makes it."""
 
     requests_per_s: float = 200.0
     requests_burst: float = 1000.0

@@ -66,13 +66,14 @@ async def audit(
     """
     before = decode_cursor(cursor, tuple[int])[0] if cursor else controller.seq + 1
     found: list[Deed] = []
+    wanted = PAGE_MAX if who else limit + 1
     while len(found) <= limit:
-        page = await controller.journal.entries_before(before, kinds=AUDITED, limit=PAGE_MAX)
+        page = await controller.journal.entries_before(before, kinds=AUDITED, limit=wanted)
         deeds = [_deed(entry.event, entry.orders) for entry in page if has(entry.event)]
         found += [deed for deed in deeds if who in {"", deed.who} or (who and deed.who.startswith(f"{who} "))]
-        if len(page) < PAGE_MAX:
+        if len(page) < wanted:
             break
-        before = page[-1].event.seq
+        before, wanted = page[-1].event.seq, PAGE_MAX
     return page_of(found, limit, lambda deed: (deed.seq,))
 
 
