@@ -24,6 +24,7 @@ from holdfast.adapters.probes.reach import Reach
 from holdfast.adapters.probes.rounds import Looker
 from holdfast.agent import process
 from holdfast.agent.controller_link import ControllerLink
+from holdfast.agent.job_logs import open_log
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.client import Spool
@@ -275,3 +276,12 @@ def test_the_first_kernel_log_that_may_be_read(tmp_path, monkeypatch):
 def test_defaults_need_no_file():
     """An agent without agent.toml checks everything, every 15 seconds."""
     assert (NodeConfig().poll_s, NodeConfig().disable, NodeConfig().metrics) == (15.0, (), "")
+
+
+def test_a_log_that_is_named_from_the_agents_own_folder_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`[[logs]]` may name `job.log`: it is followed, and does not end the agent."""
+    (tmp_path / "job.log").write_text("step 1\n")
+    monkeypatch.chdir(tmp_path)
+    opened = open_log(Path("job.log"))
+    assert os.read(opened, 100) == b"step 1\n"
+    os.close(opened)

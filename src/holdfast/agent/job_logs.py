@@ -34,7 +34,7 @@ FILES_MAX = 256
 
 def open_log(path: Path) -> int:
     """A descriptor to read the log with. Raises OSError for what a user has planted."""
-    return open_regular(path, below=Path("/"))
+    return open_regular(path.absolute(), below=Path("/"))
 
 
 class LogWatch:
