@@ -176,3 +176,15 @@ def test_a_revocation_does_not_wait_for_a_driver(folder: Path, monkeypatch: pyte
     call("token", "revoke", "ci", "--dir", str(folder), "--journal", "postgresql://db/holdfast")
     left = json.loads(call("token", "list", "--dir", str(folder), "--json"))["tokens"]
     assert "ci" not in [token["name"] for token in left]
+
+
+def test_every_head_that_was_noted_counts(folder: Path):
+    """The head of an empty chain fits any chain. Of two for one line one is wrong, in whichever order they are given."""
+    at = ("--dir", str(folder))
+    nothing = f"0:{'0' * 64}"
+    said = json.loads(call("audit", "verify", *at, "--head", nothing, "--json"))
+    head, other = f"{said['number']}:{said['hash']}", f"{said['number']}:{'f' * 64}"
+    for pair in ((head, other), (other, head)):
+        assert "is not the one that was noted" in call(
+            "audit", "verify", *at, "--head", pair[0], "--head", pair[1], code=1
+        )

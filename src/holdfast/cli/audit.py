@@ -85,15 +85,18 @@ def verify(
 
 def _followed(lines: Iterator[str], noted: list[Head]) -> Head:
     """The head in which lines end. Raises ChainError, also where a noted head is not among them."""
-    wanted = {one.number: one for one in noted}
+    wanted = set(noted) - {Head()}
     head: Head | None = None
     for line in lines:
         head = verified([line], before=head)
-        if (known := wanted.pop(head.number, None)) is not None and known != head:
+        known = {one for one in wanted if one.number == head.number}
+        wanted -= known
+        if known - {head}:
             raise ChainError(f"line {head.number} is not the one that was noted: the chain up to it was made anew")
     if wanted:
         raise ChainError(
-            f"line {min(wanted)} is missing, which was noted: the chain ends in {head.number if head else 0}"
+            f"line {min(one.number for one in wanted)} is missing, which was noted: "
+            f"the chain ends in {head.number if head else 0}"
         )
     return head if head is not None else Head()
 
