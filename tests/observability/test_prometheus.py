@@ -184,7 +184,7 @@ def test_dashboards_are_what_their_maker_makes():
 
 @contextmanager
 def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
-    """A real Prometheus that scrapes these every second, with the shipped rules; gives its address."""
+    """A real Prometheus that scrapes these with a viewer's token, with the shipped rules; gives its address."""
     binary = program("prometheus")
     rules = folder / "rules.yml"
     rules.write_text(
@@ -194,7 +194,8 @@ def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
         "global": {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()
+            {"job_name": job, "static_configs": [{"targets": [target]}], "authorization": {"credentials": TOKENS[Role.VIEWER]}}
+            for job, target in targets.items()
         ],
     }
     file = folder / "prometheus.yml"

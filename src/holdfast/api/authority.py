@@ -141,10 +141,9 @@ class Reporter:
         self._check_time(event)
         if isinstance(event, e.FindingSeen) and is_line(event.finding):
             event = structs.replace(event, finding=await self._own_line(event.finding))
-        event = self._of_given_nodes(event)
         for check in checks:
             await check(self, event)
-        return event
+        return self._of_given_nodes(event)
 
     def _with_own_ids(self, event: e.AnyEvent) -> e.AnyEvent:
         """The event with ids that only this reporter can give: one that somebody else's will have would silence it."""

@@ -38,7 +38,7 @@ TABLES = ("events", "jobs", "nodes", "incidents", "orders", "brakes", "samples")
 
 
 class _File:
-    """The journal's file as SQLite is to open it: itself, or its copy where SQLite may not write.
+    """What SQLite is to open as the journal: its file, or a copy where SQLite may not write.
 
     SQLite writes beside a journal even to read it. On a read-only file system it is told that nobody changes the file.
     What a killed writer left in a log would be passed over then: such a journal is read from a copy.
