@@ -239,7 +239,7 @@ def test_a_wrong_key_names_file_line_and_the_nearest(holdfast: Holdfast) -> None
     [
         (["--config", "no.toml"], 78, "no.toml: there is no such file"),
         (["--dir", "no-such"], 1, "--dir: there is no folder no-such"),
-        (["--dir", "."], 69, "no controller has run in ."),
+        (["--dir", "."], 69, "no controller runs in ."),
         (["--dir", ".", "--url", "http://x:1"], 2, "--dir and --url name two controllers"),
         (["--url", "x:1"], 2, "--url: 'x:1' is not an address"),
         (["--url", "http://127.0.0.1:1"], 69, "no answer from a controller at http://127.0.0.1:1 (--url)"),

@@ -92,6 +92,7 @@ def test_an_orderly_end_leaves_a_snapshot(tmp_path: Path):
             client.ingest("drill:test", [mark(f"{number}")])
             process.send_signal(number)
             assert process.wait(LIMIT_S) == 0
+            assert not (folder / "controller" / "controller.json").exists()  # the port is anybody's from now on
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert log.count("controller has ended") == 2

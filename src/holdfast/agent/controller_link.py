@@ -104,7 +104,7 @@ class ControllerLink:
                 url,
                 _token(self._token_file),
                 timeout_s=CALL_S,
-                trust=self._trust,
+                trust=self._trust.beside(self._token_file, self._file),
                 transport=CutTransport(NodeLink(self._node_dir), self._trust) if self._node_dir is not None else None,
             )
         except ConfigError as error:

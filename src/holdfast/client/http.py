@@ -78,7 +78,6 @@ class AsyncClient:
         explain: Callable[[HoldfastError], HoldfastError] = lambda error: error,
     ) -> None:
         trust.check(url, token)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._page = page
@@ -86,11 +85,12 @@ class AsyncClient:
         # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers=headers,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_S),
             transport=transport,
             trust_env=False,
+            event_hooks={"request": [_checking(trust, url, token)]},
             verify=trust.context(),
             follow_redirects=False,  # a token goes to the address that it was given for, and to no other
         )
@@ -204,7 +204,7 @@ class AsyncClient:
         """Is the controller ready and well? False, too, when it cannot be reached."""
         try:
             response = await self._http.get("/healthz")
-        except BROKEN:
+        except (*BROKEN, RefusedError):
             return False
         return response.status_code == httpx.codes.OK
 
@@ -298,6 +298,15 @@ class AsyncClient:
         if response.is_success:
             return response
         raise self._explain(_error(response))
+
+
+def _checking(trust: Trust, url: str, token: str) -> Callable[[httpx.Request], Coroutine[Any, Any, None]]:
+    """Check trust anew before each request: a controller that has ended leaves its port to other users."""
+
+    async def check(_request: httpx.Request) -> None:
+        trust.check(url, token)
+
+    return check
 
 
 def _part(name: str) -> str:

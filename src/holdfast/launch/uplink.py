@@ -69,7 +69,7 @@ class ControllerLine:
 
         if self._client is None or self._client.url != url.rstrip("/"):
             await self.close()
-            self._client = AsyncClient(url, self._token(), trust=self._trust)
+            self._client = AsyncClient(url, self._token(), trust=self._trust.beside(self._token_file, self._file))
         return self._client
 
     def _read_url(self) -> str:

@@ -9,18 +9,26 @@ imports little. No time passes here.
 from __future__ import annotations
 
 import ipaddress
+import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, RefusedError
+from holdfast.os.listeners import listener_uids
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
+_YES = frozenset({"1", "true", "t", "yes", "y", "on"})
+"""What counts as yes in the environment, for every command alike."""
+_HTTP_PORT = 80
+_USERS_FROM = 1000
+"""UID_MIN of login.defs: numbers below are root's and those of services, as the controller's own account is."""
 _OVER, _NOT_YET = 10, 9
 """X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL."""
 
@@ -34,14 +42,35 @@ class Trust(Struct, frozen=True):
     """This client's certificate and its key in one PEM file, for a controller that asks for one."""
     plain_http: bool = False
     """The site allows tokens to cross its network unencrypted."""
+    owners: frozenset[int] = frozenset()
+    """Users who may listen for the token on this machine, beside root and this process's user."""
+
+    def beside(self, *files: Path | None) -> Trust:
+        """Trust the owners of a token file and a controller.json to listen: they know the token or name its address."""
+        found = {uid for path in files if path is not None and (uid := _owner(path)) not in {0, os.geteuid(), None}}
+        return msgspec.structs.replace(self, owners=self.owners | found) if found else self
 
     def check(self, url: str, token: str) -> None:
-        """Raise RefusedError where the token would cross a network unencrypted and the site does not allow it."""
+        """Raise RefusedError where others than the controller could have the token, and the site does not allow it.
+
+        Over plain HTTP these are whoever reads the network, and on this machine another user who listens on the port.
+        """
         where = urlsplit(url)
-        if token and where.scheme != "https" and not self.plain_http and not is_loopback(where.hostname or ""):
+        if not token or where.scheme == "https" or self.plain_http:
+            return
+        host = where.hostname or ""
+        if not (is_loopback(host) or is_own(host)):
             raise RefusedError(
                 f"no token is sent to {url} over plain HTTP, where others can read it: have the controller serve "
                 f"https ([tls] of its holdfast.toml), or allow it by {PLAIN_HTTP}=1 or `plain_http = true`"
+            )
+        listeners = listener_uids(host, where.port or _HTTP_PORT) - {os.geteuid()} - self.owners
+        strangers = {uid for uid in listeners if uid >= _USERS_FROM}
+        if strangers:
+            raise RefusedError(
+                f"no token is sent to {url}: another user (uid {min(strangers)}) listens there. If the controller runs "
+                f"as that user, have it serve https ([tls] of its holdfast.toml), or allow it by {PLAIN_HTTP}=1 or "
+                "`plain_http = true`"
             )
 
     def context(self) -> ssl.SSLContext | bool:
@@ -82,7 +111,8 @@ def trust_of(environ: Mapping[str, str], otherwise: Trust = DEFAULT_TRUST) -> Tr
     return Trust(
         Path(ca_file) if ca_file else otherwise.ca_file,
         Path(cert_file) if cert_file else otherwise.cert_file,
-        otherwise.plain_http or environ.get(PLAIN_HTTP, "") == "1",
+        otherwise.plain_http or environ.get(PLAIN_HTTP, "").strip().lower() in _YES,
+        otherwise.owners,
     )
 
 
@@ -94,6 +124,28 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def is_own(host: str) -> bool:
+    """Is this an address of this machine, so that what is sent there crosses no network?"""
+    import psutil  # noqa: PLC0415 - only where plain HTTP leads elsewhere than to loopback
+
+    mine = {one.address.partition("%")[0] for found in psutil.net_if_addrs().values() for one in found}
+    return host.partition("%")[0] in mine
 
 
 def _none() -> str:

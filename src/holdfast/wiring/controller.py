@@ -252,9 +252,13 @@ async def until_ended(
                 if task.done():
                     return
                 facts = {"url": api.url, "pid": os.getpid(), "epoch": the_controller.epoch, "version": __version__}
-                publish(options.folder / "controller.json", {**facts, "started_at": time.time()})
+                address = options.folder / "controller.json"
+                written = publish(address, {**facts, "started_at": time.time()})
                 _log.info("controller is ready", url=api.url, cluster=options.cluster)
-                await asyncio.wait([task])
+                try:
+                    await asyncio.wait([task])
+                finally:
+                    withdraw(address, written)
     finally:
         ready.cancel()
         the_controller.stop()
@@ -318,9 +322,18 @@ def signals(the_controller: Controller, options: Options) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def publish(path: Path, facts: dict[str, Any]) -> None:
-    """Say where the controller is. Raises JournalError when that cannot be written."""
+def publish(path: Path, facts: dict[str, Any]) -> bytes:
+    """Say where the controller is; what was written. Raises JournalError when that fails."""
+    written = msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
     try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+        write_whole(path, written)
     except OSError as error:
         raise JournalError(f"{path} cannot be written: {error.strerror}") from error
+    return written
+
+
+def withdraw(path: Path, written: bytes) -> None:
+    """Remove what `publish` wrote, unless another controller has replaced it: others may listen on the port next."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == written:
+            path.unlink()

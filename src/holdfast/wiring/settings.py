@@ -248,7 +248,7 @@ def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
         if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
             raise NotFoundError(f"{said_by}: there is no folder {folder}") from None
         raise LinkError(
-            f"no controller has run in {folder} (no controller/controller.json): start one, or give its --url"
+            f"no controller runs in {folder} (no controller/controller.json): start one, or give its --url"
         ) from None
     except PermissionError as error:
         raise RefusedError(f"{facts} may not be read by you: ask its owner, or use --url and a token") from error
@@ -267,7 +267,7 @@ def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     own_ca = folder / "controller" / CA_NAME
     if trust.ca_file is None and own_ca.exists():
         trust = Trust(own_ca, trust.cert_file, trust.plain_http)
-    return Link(url, token, trust, f"{said_by} {folder}")
+    return Link(url, token, trust.beside(file), f"{said_by} {folder}")
 
 
 def is_one_hand(address: os.stat_result, token: os.stat_result) -> bool:
@@ -281,9 +281,8 @@ def _of_url(url: str, said_by: str, settings: Settings) -> Link:
     url = url.rstrip("/")
     path, why_not = _token_for(url, said_by, settings)
     token = read_token(path) if path is not None else ""
-    return Link(
-        url, token, _trust(settings if _is_of(url, said_by, settings) else Settings(Config())), said_by, why_not
-    )
+    trust = _trust(settings if _is_of(url, said_by, settings) else Settings(Config()))
+    return Link(url, token, trust.beside(path.expanduser() if path is not None else None), said_by, why_not)
 
 
 def _trust(settings: Settings) -> Trust:

@@ -1,0 +1,146 @@
+"""A user of this machine who listens on a port that a controller has left: no token is sent there.
+
+Attacks: another user's socket at the address of a stale controller.json. The kernel's tables are written by the test.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from tests.adapters.journal_cases import run
+
+from attack_fixture import Attempt
+from holdfast.client import AsyncClient, Trust
+from holdfast.errors import RefusedError
+from holdfast.os import listeners, tls
+from holdfast.wiring.controller import publish, withdraw
+
+STRANGER = 54321
+URL = "http://127.0.0.1:8470"
+
+
+def row(address: str, uid: int, *, port: int = 8470, state: str = "0A") -> str:
+    """A line of /proc/net/tcp as this machine's kernel writes it."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
+    place = "".join(f"{word:08X}" for word in words)
+    return (
+        f"   0: {place}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  {uid}        0 1 1\n"
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "tcp"
+    monkeypatch.setattr(listeners, "TABLES", (tmp_path / "absent", file))
+    file.write_text("head\n")
+    return file
+
+
+def listening(table: Path, *rows: str) -> None:
+    table.write_text("head\n" + "".join(rows))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_token_goes_to_no_socket_of_another_user(attempt: Attempt, table: Path, address: str, host: str):
+    """The socket of another user on this machine is refused, and the sentence says what to do."""
+    attempt.without(tls, "listener_uids", lambda _host, _port: set())
+    listening(table, row(address, STRANGER))
+    why = ""
+    try:
+        Trust().check(f"http://{host}:8470", "hft_x")
+    except RefusedError as error:
+        why = str(error)
+    assert attempt.is_open or f"uid {STRANGER}" in why
+    attempt.judge(succeeded=not why)
+
+
+def test_a_port_that_changes_hands_is_seen_before_the_next_request(table: Path):
+    """A client that lives longer than its controller looks again: the second request is not sent."""
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["Authorization"])
+        return httpx.Response(200, json=[])
+
+    async def work() -> None:
+        listening(table, row("127.0.0.1", os.geteuid()))
+        async with AsyncClient(URL, "hft_x", transport=httpx.MockTransport(answer)) as client:
+            await client.jobs()
+            listening(table, row("127.0.0.1", STRANGER))
+            with pytest.raises(RefusedError, match="another user"):
+                await client.jobs()
+            assert not await client.healthy()
+
+    run(work)
+    assert asked == ["Bearer hft_x"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (),
+        (row("127.0.0.1", 0),),
+        (row("127.0.0.1", os.geteuid()), row("127.0.0.2", STRANGER), row("::1", STRANGER)),
+        (row("127.0.0.1", 0), row("::", STRANGER)),
+        (row("127.0.0.1", STRANGER, port=1),),
+        (row("127.0.0.1", STRANGER, state="01"),),
+        ("torn\n",),
+    ],
+)
+def test_the_own_controller_is_reached(table: Path, rows: tuple[str, ...]):
+    """Root's and our own sockets take tokens, no socket at all too; who sits beside them cannot have us refused."""
+    listening(table, *rows)
+    Trust().check(URL, "hft_x")
+
+
+def test_who_knows_the_token_may_listen(table: Path, tmp_path: Path):
+    """A controller of a service user: the owner of the token file counts, and a site may allow anybody."""
+    listening(table, row("127.0.0.1", STRANGER))
+    Trust(owners=frozenset({STRANGER})).check(URL, "hft_x")
+    Trust(plain_http=True).check(URL, "hft_x")
+    Trust().check(URL, "")
+    file = tmp_path / "token"
+    file.write_text("hft_x")
+    assert Trust().beside(file, None, tmp_path / "absent") == Trust()
+    if os.geteuid() == 0:
+        os.chown(file, STRANGER, STRANGER)
+        Trust().beside(file).check(URL, "hft_x")
+
+
+def test_the_kernel_names_the_listener():
+    """A real socket is found, with its user."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert listeners.listener_uids("127.0.0.1", port) <= {os.geteuid()}
+        if sys.platform == "linux":
+            assert listeners.listener_uids("127.0.0.1", port)
+
+
+def test_an_orderly_end_withdraws_the_address_of_this_controller_alone(tmp_path: Path):
+    """What a later controller has written stays."""
+    file = tmp_path / "controller.json"
+    first = publish(file, {"pid": 1})
+    second = publish(file, {"pid": 2})
+    withdraw(file, first)
+    assert file.read_bytes() == second
+    withdraw(file, second)
+    assert not file.exists()
+    withdraw(file, second)
+
+
+def test_an_address_of_this_machine_crosses_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that listens on the machine's own address is asked there; the same address elsewhere is refused."""
+    named = {"eth0": [SimpleNamespace(address="10.181.240.1"), SimpleNamespace(address="fe80::1%eth0")]}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: named)
+    for host in ("10.181.240.1", "[fe80::1]"):
+        tls.Trust().check(f"http://{host}:8470", "hft_x")
+    with pytest.raises(RefusedError, match="over plain HTTP"):
+        tls.Trust().check("http://10.181.240.2:8470", "hft_x")
