@@ -614,6 +614,36 @@ def test_a_launcher_says_nothing_of_a_node_that_its_job_has_no_more(
     run(work)
 
 
+@pytest.mark.parametrize(("when", "heard_of"), [("after", ""), ("before", "n3")])
+def test_a_launcher_tells_of_a_node_that_it_has_left_what_was_before(tmp_path: Path, when: str, heard_of: str) -> None:
+    """The machine there may be another one by now: its word about later is heard as one about its job alone."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, reviewer=Bound()) as house:
+            await training(house)
+            before = now()
+            house.world.set_job(job_view(THEIRS, ("n2",), user="ann"))
+            await until(lambda: house.controller.shell().jobs["test/8#1"].nodes == ("n2",))
+            at = now() if when == "after" else before
+            seen = msgspec.structs.replace(bad_gpu("n3").finding, job=THEIRS, attempt=0, at=at)
+            diagnosis = Diagnosis(cause="nvidia.xid.79", domain=Domain.HARDWARE, nodes=("n3", "n2"), gpus=("n3/0",))
+            said: list[e.AnyEvent] = [
+                e.FindingSeen(id="f", at=at, finding=seen),
+                e.Escalated(id="x", at=at, job=THEIRS, attempt=0, diagnosis=diagnosis, why="x"),
+            ]
+            async with AsyncClient(house.server.url, "of-8", timeout_s=120) as launcher:
+                await launcher.beat(Beat(source="launcher:8", cluster="test", job="8", at=now()))
+                assert (await launcher.ingest("launcher:8", said)).stored == 2
+            [heard] = await house.controller.journal.events(kind="finding_seen")
+            [handed] = await house.controller.journal.events(kind="escalated")
+            assert heard.finding.place.node == heard_of
+            assert handed.diagnosis.nodes == (("n3", "n2") if heard_of else ("n2",))
+            blamed = [one for one in await house.controller.journal.nodes(node="n3") if one.incident]
+            assert bool(blamed) == bool(heard_of)
+
+    run(work)
+
+
 def test_a_launcher_says_nothing_of_a_node_that_another_job_has_now(tmp_path: Path) -> None:
     """What ended its own job is heard, without the node: that one is not taken from the job that runs there."""
 

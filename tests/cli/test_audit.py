@@ -96,6 +96,11 @@ TAMPERED = {
     "all removed": (["DELETE FROM audit"], "line 1 is missing: the journal has written 7"),
     "last changed": ([f"UPDATE audit SET line = replace(line, 'loud', 'kind') WHERE number = {LAST}"], "line 7 does not fit the journal"),
     "event changed": (["UPDATE events SET payload = replace(payload, 'loud', 'kind') WHERE seq = 5"], "line 3 and event 5"),
+    "kind of an event": (["UPDATE events SET kind = 'node_heard' WHERE seq = 5"], "column kind of event 5 was changed: its act says 'operator_command'"),
+    "node of an event": (["UPDATE events SET node = 'n1' WHERE seq = 5"], "column node of event 5 was changed: its act says 'n5'"),
+    "source of an event": (["UPDATE events SET source = 'x' WHERE seq = 5"], "column source of event 5 was changed"),
+    "time of an event": (["UPDATE events SET at = 1.0 WHERE seq = 5"], "column at of event 5 was changed"),
+    "evidence made an act": (["UPDATE events SET kind = 'drill_fired' WHERE seq = 4"], "event 4 is an act, and no line"),
     "line and count taken away": (
         [
             "UPDATE meta SET value = '6:' || (SELECT json_extract(line, '$.previous') FROM audit WHERE number = 7) WHERE key = 'audit_head'",

@@ -9,7 +9,7 @@ from holdfast.decide.engine import Engine
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, SchedulerState
-from holdfast.model.evidence import Domain, EvidenceKind, Role
+from holdfast.model.evidence import Domain, EvidenceKind, Remedy, Role
 from holdfast.model.records import Authority, JobState, NodeState
 
 S = SchedulerState
@@ -327,6 +327,30 @@ def test_old_evidence_about_a_returned_node_is_stale(play):
     assert kinds(play.xid("n2", seen_at=when)) == []
     assert play.ns("n2") is NodeState.HEALTHY
     assert kinds(play.xid("n2")) == ["QuarantineNode"]
+
+
+@pytest.mark.parametrize("how", ["replaced by us", "replaced again during its checks"])
+def test_old_evidence_about_a_replaced_node_is_stale_during_its_checks(play, how):
+    """The launcher of the job that left it speaks of the machine before: the new one is not fenced or repaired."""
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    when = play.now
+    play.now += 60.0
+    play.done(o.ReplaceNode)
+    play.node("n2", instance_id="new", boot_id="new")
+    if how != "replaced by us":
+        when = play.now + 30.0
+        play.now += 60.0
+        play.node("n2", instance_id="newer", boot_id="newer")
+    assert play.ns("n2") is NodeState.VALIDATING
+    base = {"node": "n2", "job": KEY, "domain": Domain.HARDWARE, "remedy": Remedy.REPLACE, "kind": EvidenceKind.CHECK}
+    assert kinds(play.finding("nvidia.xid.79", source="launcher:7", attempt=0, seen_at=when, **base)) == []
+    assert (play.ns("n2"), play.n("n2").findings) == (NodeState.VALIDATING, ["nvidia.xid.74"])
+    play.do(e.NodeValidated, node="n2", passed=True)
+    play.done(o.ReturnNode)
+    assert play.ns("n2") is NodeState.HEALTHY
 
 
 def test_validation_of_a_former_machine_is_ignored(play):

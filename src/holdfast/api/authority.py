@@ -83,6 +83,7 @@ class Reporter:
         self.controller = controller
         self._deadline = controller.clock.monotonic() + CATCH_UP_S
         self._looked: bool | None = None
+        self._in_use: dict[str, bool] = {}
 
     @property
     def shell(self) -> ShellState:
@@ -177,23 +178,35 @@ class Reporter:
         return structs.replace(finding, place=structs.replace(finding.place, node=short[0] if len(short) == 1 else ""))
 
     def _of_given_nodes(self, event: e.AnyEvent) -> e.AnyEvent:
-        """The event without the nodes that a launcher's job has left and another has: what ended the job is heard."""
+        """The event without the nodes that a launcher may not speak of any more: what ended its job is heard.
+
+        Of a node that its job has left it tells of the time before alone, and nothing once another job is there.
+        """
         if not self.job_id:
             return event
-        if isinstance(event, e.FindingSeen) and self._is_given_away(event.finding.place.node):
+        if isinstance(event, e.FindingSeen) and self._is_given_away(event.finding.place.node, event.finding.at):
             place = structs.replace(event.finding.place, node="")
             return structs.replace(event, finding=structs.replace(event.finding, place=place))
         if isinstance(event, e.Escalated) and event.diagnosis is not None:
             judged = event.diagnosis
-            nodes = tuple(node for node in judged.nodes if not self._is_given_away(node))
-            gpus = tuple(gpu for gpu in judged.gpus if not self._is_given_away(gpu.rpartition("/")[0]))
+            nodes = tuple(node for node in judged.nodes if not self._is_given_away(node, event.at))
+            gpus = tuple(gpu for gpu in judged.gpus if not self._is_given_away(gpu.rpartition("/")[0], event.at))
             return structs.replace(event, diagnosis=structs.replace(judged, nodes=nodes, gpus=gpus))
         return event
 
-    def _is_given_away(self, node: str) -> bool:
-        """Does another job use the node, and not this launcher's?"""
-        users = {view.key.id for view in self.shell.jobs.values() if node in occupying(view)}
-        return bool(users) and self.job_id not in users
+    def _is_given_away(self, node: str, at: float) -> bool:
+        """Had the launcher's job left the node by then, or does another job, and not the launcher's, use it now?"""
+        view = self.view()
+        if not node or view is None or node in occupying(view):
+            return False
+        left = self.shell.left_at(view.key, node)
+        return (left is not None and at > left) or self._is_in_use(node)
+
+    def _is_in_use(self, node: str) -> bool:
+        """Is some job on the node? Asked about a node that the launcher's own has left; one answer for each request."""
+        if node not in self._in_use:
+            self._in_use[node] = any(node in occupying(view) for view in self.shell.jobs.values())
+        return self._in_use[node]
 
     def _check_time(self, event: e.AnyEvent) -> None:
         now = self.controller.clock.now()

@@ -74,6 +74,13 @@ class ShellState(Struct):
         now = self.jobs[text].nodes if text in self.jobs else ()
         return {*now, *(node for node, at in self.left.get(text, {}).items() if at >= left_after)}
 
+    def left_at(self, key: JobKey, node: str) -> float | None:
+        """When the job was seen to have left the node; None while it is there, or when it never was."""
+        text = key_text(self.known_as(key))
+        if text in self.jobs and node in self.jobs[text].nodes:
+            return None
+        return self.left.get(text, {}).get(node)
+
     def known_as(self, key: JobKey) -> JobKey:
         """The key under which the scheduler's adapter knows the job.
 

@@ -283,7 +283,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         return
     node = nodes.record_of(turn, name)
     if finding.at and finding.at < node.clean_at - LATE_SLACK_S and not finding.rule.startswith("node.lost"):
-        turn.tell(node, f"{story.of_finding(finding)}: older than its return to service, so it is stale.")
+        turn.tell(node, f"{story.of_finding(finding)}: older than its repair or its return to service, so it is stale.")
         return
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)

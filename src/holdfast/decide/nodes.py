@@ -193,8 +193,8 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
 def _swapped(turn: Turn, node: NodeRecord) -> None:
     """Another machine answers to the name: what was held against the old one is stale."""
     state = node.phase
+    node_record.clean_since(node, turn.now)
     if state is NodeState.HEALTHY:
-        node_record.clean_since(node, turn.now)
         _found_drained(turn, node)  # its return failed as stale: the adapter saw the new machine before we did
         return
     turn.orders.withdraw(node.about, "the machine was swapped for another")

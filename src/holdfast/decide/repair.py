@@ -219,6 +219,7 @@ def repaired(turn: Turn, node: NodeRecord) -> None:
     if incident is not None:
         turn.stamp(incident, Mark.NODE_REPAIRED)
     node_record.runs(turn, node)
+    node_record.clean_since(node, turn.said_at)
     validate(turn, node, "repaired")
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Executable, func, insert, select
+from sqlalchemy import Connection, Executable, func, insert, or_, select
 
 from holdfast.adapters.journal import schema
 from holdfast.model.audit import AUDITED, ChainError, Head, act_of, chained, read_head, verified
@@ -81,20 +81,27 @@ def check(connection: Connection) -> Head:
 
 
 def _check_acts(connection: Connection) -> None:
-    """Each act that the journal still holds, from the first in the chain on, has the line that belongs to it."""
+    """Each act that the journal still holds, from the first in the chain on, has the line that belongs to it.
+
+    Lists select acts by the columns of their row, so these must say what the act says, too.
+    """
     table, events = schema.audit, schema.events
     first = connection.scalar(select(func.min(table.c.seq)).where(table.c.seq > 0))
     if first is None:
         return
     query = (
-        select(events.c.seq, events.c.payload, table.c.number, table.c.line)
+        select(events, table.c.number, table.c.line)
         .outerjoin(table, table.c.seq == events.c.seq)
-        .where(events.c.kind.in_(AUDITED), events.c.seq >= first)
+        .where(or_(events.c.kind.in_(AUDITED), table.c.number.is_not(None)), events.c.seq >= first)
         .order_by(events.c.seq)
     )
     for row in connection.execute(query):
         if row.number is None:
             raise ChainError(f"event {row.seq} is an act, and no line of the audit speaks of it")
-        line, _ = chained(act_of(decode_event(row.payload)), Head())
+        event = decode_event(row.payload)
+        line, _ = chained(act_of(event), Head())
         if json.loads(line)["act"] != json.loads(row.line)["act"]:
             raise ChainError(f"line {row.number} and event {row.seq}, of which it speaks, differ: one was changed")
+        for name, said in schema.event_columns(event).items():
+            if getattr(row, name) != said:
+                raise ChainError(f"column {name} of event {row.seq} was changed: its act says {said!r}")

@@ -32,6 +32,7 @@ from sqlalchemy.sql.dml import Insert
 
 from holdfast.adapters.journal import version
 from holdfast.model.cluster import JobKey
+from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import encode, job_of, kind_of, node_of
 from holdfast.ports import Entry, Touched
@@ -209,9 +210,8 @@ def job_text(key: JobKey) -> str:
     return f"{key.cluster}/{key.id}#{key.generation}"
 
 
-def event_row(entry: Entry) -> dict[str, Any]:
-    """The row of `events`."""
-    event = entry.event
+def event_columns(event: AnyEvent) -> dict[str, Any]:
+    """What a row of `events` repeats of its event, to be selected by."""
     return {
         "seq": event.seq,
         "id": event.id,
@@ -221,7 +221,14 @@ def event_row(entry: Entry) -> dict[str, Any]:
         "source": event.source,
         "job": job_of(event),
         "node": node_of(event),
-        "payload": encode(event).decode(),
+    }
+
+
+def event_row(entry: Entry) -> dict[str, Any]:
+    """The row of `events`."""
+    return {
+        **event_columns(entry.event),
+        "payload": encode(entry.event).decode(),
         "orders": encode(entry.orders).decode() if entry.orders else "[]",
     }
 
