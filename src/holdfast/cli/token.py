@@ -23,8 +23,9 @@ from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
+from holdfast.cli.records import journal_path
 from holdfast.cli.token_ca import CaOptions, made
-from holdfast.errors import JournalError, NotFoundError, UsageError
+from holdfast.errors import JournalError, NotFoundError, RefusedError, UsageError
 from holdfast.wiring.settings import load_settings
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -164,7 +165,11 @@ def revoke(
             raise UsageError(f"this is the last token of {book}: make another one first, or nobody could come in")
         try:
             _note(book, kept.journal, {"event": "token_revoked", "at": time.time(), "who": user(), "ids": gone})
-        except JournalError as error:  # a token that must not be used any longer waits for no journal
+        except (
+            JournalError,
+            NotFoundError,
+            RefusedError,
+        ) as error:  # a token that must not be used any longer waits for no journal
             unsaid = f"not in the audit: {error}"
         return left
 
@@ -176,11 +181,15 @@ def _note(book: Path, name: str | None, act: dict[str, object]) -> None:
     """Write an act into the audit of the journal that is named, or lies beside the book; nowhere when there is none.
 
     Raises:
+        NotFoundError: the journal that is named is not there: none is made, nobody would look for the act in it.
+        RefusedError: it may not be written by this user.
         JournalError: it cannot be written.
     """
     beside = book.absolute().with_name("journal.db")
     if name is None and not beside.exists():
         return
+    if name is not None:
+        journal_path(name, only_read=False)
     url = name or str(beside)
     if "://" not in url:
         url = f"sqlite:///{Path(url).absolute()}"
