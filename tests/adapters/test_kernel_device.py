@@ -97,3 +97,16 @@ def test_a_missing_device_is_said(tmp_path: Path) -> None:
             KernelDevice(lambda _record, _at: None, SystemClock(), tmp_path / "kmsg").start()
 
     asyncio.run(body())
+
+
+def test_a_device_that_cannot_be_followed_is_one_sentence() -> None:
+    """`holdfast agent --kernel-log /dev/null`: nothing tells when such a device has news, and no descriptor is left."""
+
+    async def work() -> None:
+        device = KernelDevice(lambda _record, _at: None, SystemClock(), Path(os.devnull))
+        with pytest.raises(LinkError, match="/dev/null is not a kernel log"):
+            device.start()
+        assert device._fd < 0
+        device.close()
+
+    asyncio.run(work())

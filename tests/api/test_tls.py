@@ -137,7 +137,7 @@ def test_with_a_client_authority_nobody_comes_in_without_a_certificate(tmp_path:
 WRONG = {
     "missing certificate": ("tls.crt: there is no such file", lambda ours, files: files.cert.unlink()),
     "missing key": ("tls.key: there is no such file", lambda ours, files: files.key.unlink()),
-    "folder": ("tls.key: cannot be read: Is a directory", lambda ours, files: (files.key.unlink(), files.key.mkdir())),
+    "folder": ("tls.key: cannot be read: it is no ordinary file", lambda ours, files: (files.key.unlink(), files.key.mkdir())),
     "no certificate": ("tls.crt: holds no certificate in PEM form", lambda ours, files: files.cert.write_text("hello")),
     "no key": ("tls.key: holds no private key in PEM form", lambda ours, files: files.key.write_text("hello")),
     "torn": ("certificate and key cannot be used", lambda ours, files: files.cert.write_bytes(files.cert.read_bytes()[:200] + b"\n-----END CERTIFICATE-----\n")),

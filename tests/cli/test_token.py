@@ -116,3 +116,20 @@ def _empty(folder: Path) -> str:
     path = folder / "holdfast.toml"
     path.write_text("")
     return str(path)
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+def test_a_journal_that_is_named_and_not_there_makes_no_token(
+    form: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No token without the audit that was asked for, and no new journal; a token ends all the same, which is said."""
+    book = folder / "controller" / "tokens"
+    call("create", "ci", "--dir", str(folder))
+    before = book.read_text()
+    monkeypatch.setenv("HOLDFAST_JOURNAL", form.format(tmp_path / "no.db"))
+    with pytest.raises(NotFoundError, match=r"there is no journal .*no\.db"):
+        call("create", "mei", "--dir", str(folder))
+    assert book.read_text() == before
+    call("revoke", "ci", "--dir", str(folder))
+    assert book.read_text() != before
+    assert not (tmp_path / "no.db").exists()

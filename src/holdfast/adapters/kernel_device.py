@@ -78,12 +78,16 @@ class KernelDevice:
         """How often the kernel had overwritten records before they were read."""
 
     def start(self) -> None:
-        """Read what the ring holds and follow it. Raises LinkError when the device cannot be opened."""
+        """Read what the ring holds and follow it. Raises LinkError when the device cannot be opened or followed."""
         try:
             self._fd = self._open(self._path)
         except OSError as error:
             raise LinkError(f"the kernel log {self._path} cannot be read: {error.strerror}") from error
-        asyncio.get_running_loop().add_reader(self._fd, self._read)
+        try:
+            asyncio.get_running_loop().add_reader(self._fd, self._read)
+        except PermissionError:  # epoll knows no events of it
+            self.close()
+            raise LinkError(f"{self._path} is not a kernel log: it cannot be followed") from None
 
     def close(self) -> None:
         """Stop following. Calling it twice is harmless."""

@@ -16,8 +16,10 @@ import msgspec
 from holdfast.adapters.local.link import NodeLink
 from holdfast.client import AsyncClient
 from holdfast.errors import ConfigError, LinkError
-from holdfast.model.wire import ControllerAddress
+from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
+from holdfast.os.files import read_bounded
 from holdfast.os.tls import DEFAULT_TRUST, Stamp, Trust
+from holdfast.os.tokens import token_in
 
 LOOK_S = 0.1
 """Between two looks while no controller is known."""
@@ -80,7 +82,7 @@ class ControllerLink:
         """Wait until a controller is known, and give its client.
 
         Raises:
-            LinkError: a certificate cannot be read.
+            LinkError: a certificate cannot be read, or the token file holds something else.
             RefusedError: the token would cross a network unencrypted.
         """
         self._look()
@@ -114,7 +116,7 @@ class ControllerLink:
         """Read the file. A torn or missing one changes nothing: the last address is still the best guess."""
         if self._file is not None:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                self.address = msgspec.json.decode(self._file.read_bytes(), type=ControllerAddress)
+                self.address = msgspec.json.decode(read_bounded(self._file, ADDRESS_SIZE_MAX), type=ControllerAddress)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -124,8 +126,12 @@ class ControllerLink:
 
 
 def _token(path: Path | None) -> str:
-    """A missing file means that the controller asks for none, or that it has refused us and will say so."""
+    """A missing file means that the controller asks for none, or that it has refused us and will say so.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
     try:
-        return path.read_text(encoding="ascii").strip() if path is not None else ""
-    except (OSError, UnicodeDecodeError):
+        return token_in(path) if path is not None else ""
+    except OSError:
         return ""

@@ -116,7 +116,7 @@ async def _open(where: Where) -> Records:
     if where.journal is not None:
         if where.cluster_dir is not None or where.url is not None:
             raise UsageError("--journal reads a file and --dir or --url a controller: give one of them")
-        path = _journal_path(where.journal)
+        path = journal_path(where.journal)
         if path is None:
             return open_journal_file(where.journal)
         from holdfast.adapters.journal.reading import JournalReading  # noqa: PLC0415 - a controller is read without it
@@ -143,14 +143,14 @@ def open_journal_file(name: str) -> History:
         from holdfast.adapters.journal.reading_postgres import PostgresReading  # noqa: PLC0415 - an extra
 
         return PostgresReading(name)
-    path = _journal_path(name, only_read=False)
+    path = journal_path(name, only_read=False)
     if path is None:
         return open_journal(name)
     options = name.partition("?")[2]
     return open_journal(f"sqlite:///{path}{'?' + options if options else ''}")
 
 
-def _journal_path(name: str, *, only_read: bool = True) -> Path | None:
+def journal_path(name: str, *, only_read: bool = True) -> Path | None:
     """The SQLite file that a name means; None for a journal of another kind. Raises as `open_journal_file` says."""
     if "://" in name and not name.startswith("sqlite:///"):
         return None

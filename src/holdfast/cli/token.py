@@ -23,6 +23,7 @@ from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.operate import user
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
+from holdfast.cli.records import journal_path
 from holdfast.cli.token_ca import CaOptions, made
 from holdfast.errors import HoldfastError, NotFoundError, UsageError
 from holdfast.wiring.settings import load_settings
@@ -176,12 +177,16 @@ def _note(book: Path, name: str | None, act: dict[str, object]) -> None:
     """Write an act into the audit of the journal that is named, or lies beside the book; nowhere when there is none.
 
     Raises:
+        NotFoundError: the journal that is named is not there: none is made, nobody would look for the act in it.
+        RefusedError: it may not be written by this user.
         JournalError: it cannot be written.
         UsageError: a kind of journal that is not known, or whose driver is not installed.
     """
     beside = book.absolute().with_name("journal.db")
     if name is None and not beside.exists():
         return
+    if name is not None:
+        journal_path(name, only_read=False)
     url = name or str(beside)
     if "://" not in url:
         url = f"sqlite:///{Path(url).absolute()}"

@@ -14,8 +14,10 @@ from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, NotFoundError
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.records import JobRecord
-from holdfast.model.wire import ControllerAddress
+from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
+from holdfast.os.files import read_bounded
 from holdfast.os.tls import Trust
+from holdfast.os.tokens import token_in
 
 _RETRY_S = 0.1
 
@@ -32,8 +34,9 @@ class ControllerEyes(AsyncClient):
         """
         folder = cluster_dir / "controller"
         try:
-            facts = msgspec.json.decode((folder / "controller.json").read_bytes(), type=ControllerAddress)
-            token = (folder / "token").read_text(encoding="ascii").strip() if (folder / "token").exists() else ""
+            text = read_bounded(folder / "controller.json", ADDRESS_SIZE_MAX)
+            facts = msgspec.json.decode(text, type=ControllerAddress)
+            token = token_in(folder / "token") if (folder / "token").exists() else ""
         except (OSError, msgspec.MsgspecError) as error:
             raise LinkError(
                 f"{folder / 'controller.json'} does not say yet where the controller is: {error}"

@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError, LinkError, RefusedError, WireError
+from holdfast.errors import ConfigError, HoldfastError, LinkError, RefusedError, WireError
 from holdfast.model.events import AnyEvent
 from holdfast.model.orders import AnyOrder
-from holdfast.model.wire import Beat
+from holdfast.model.wire import ADDRESS_SIZE_MAX, Beat
+from holdfast.os.files import read_bounded
 from holdfast.os.tls import DEFAULT_TRUST, Trust, trust_of
+from holdfast.os.tokens import token_in
 
 if TYPE_CHECKING:
     from holdfast.client import AsyncClient
@@ -76,7 +78,7 @@ class ControllerLine:
         if self._file is None:
             raise LinkError("no controller is configured")
         try:
-            return str(json.loads(self._file.read_bytes())["url"])
+            return str(json.loads(read_bounded(self._file, ADDRESS_SIZE_MAX))["url"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LinkError(f"{self._file}: {error}") from error
 
@@ -85,10 +87,12 @@ class ControllerLine:
         if self._token_file is None:
             return ""
         try:
-            return self._token_file.read_text(encoding="utf-8").strip()
+            return token_in(self._token_file)
         except OSError as error:
             self.no_token = f"the token file {self._token_file} cannot be read: {error.strerror}"
-            return ""
+        except ConfigError as error:
+            self.no_token = str(error)
+        return ""
 
     async def close(self) -> None:
         """Close the connection; the next use opens it anew."""

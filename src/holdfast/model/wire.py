@@ -45,6 +45,10 @@ class SamplePoint(Struct, frozen=True, array_like=True):
     value: float | None
 
 
+ADDRESS_SIZE_MAX = 1 << 16
+"""Bytes of a `controller.json`, at most."""
+
+
 class ControllerAddress(Struct, frozen=True):
     """What others read of `controller.json`: where a controller listens. `pid` tells two on the same port apart."""
 

@@ -19,11 +19,14 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, RefusedError
+from holdfast.os.files import read_bounded
 from holdfast.os.listeners import listener_uids
+from holdfast.os.tokens import check_token
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
+_PEM_SIZE_MAX = 1 << 22
 _YES = frozenset({"1", "true", "t", "yes", "y", "on"})
 """What counts as yes in the environment, for every command alike."""
 _HTTP_PORT = 80
@@ -55,6 +58,7 @@ class Trust(Struct, frozen=True):
 
         Over plain HTTP these are whoever reads the network, and on this machine another user who listens on the port.
         """
+        check_token(token)
         where = urlsplit(url)
         if not token or where.scheme == "https" or self.plain_http:
             return
@@ -83,11 +87,14 @@ class Trust(Struct, frozen=True):
             return True
         ca_file = str(self.ca_file) if self.ca_file is not None else None
         try:
+            if self.ca_file is not None:
+                read_bounded(self.ca_file, _PEM_SIZE_MAX)  # OpenSSL would wait for the writer of a pipe
             context = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise ConfigError(f"the certificate authority cannot be read: {error}", file=str(ca_file)) from error
         if self.cert_file is not None:
             try:
+                read_bounded(self.cert_file, _PEM_SIZE_MAX)
                 context.load_cert_chain(self.cert_file, password=_none)
             except (OSError, ValueError) as error:
                 raise ConfigError(
@@ -237,7 +244,7 @@ def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, object]
 
 def _pem(path: Path, what: str) -> str:
     try:
-        text = path.read_text(encoding="ascii", errors="replace")
+        text = read_bounded(path, _PEM_SIZE_MAX).decode("ascii", errors="replace")
     except FileNotFoundError:
         raise ConfigError("there is no such file", file=str(path)) from None
     except OSError as error:

@@ -25,8 +25,10 @@ from holdfast.drill.schedule import Schedule
 from holdfast.drill.site_settings import SiteConfig
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model.toml_lines import build, config_error, load_toml
-from holdfast.model.wire import ControllerAddress
+from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
+from holdfast.os.files import read_bounded
 from holdfast.os.tls import TlsFiles, Trust, trust_of
+from holdfast.os.tokens import token_in
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
 
@@ -243,7 +245,7 @@ def _hint() -> str:
 def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     facts = folder / "controller" / "controller.json"
     try:
-        text = facts.read_bytes()
+        text = read_bounded(facts, ADDRESS_SIZE_MAX)
     except FileNotFoundError:
         if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be read
             raise NotFoundError(f"{said_by}: there is no folder {folder}") from None
@@ -356,18 +358,18 @@ def read_token(path: Path, *, missing_ok: bool = False) -> str:
 
     Raises:
         RefusedError: the file may not be read.
-        ConfigError: there is no such file (unless `missing_ok`), or it is empty.
+        ConfigError: there is no such file (unless `missing_ok`), it is empty, or holds something else.
     """
     try:
-        token = path.expanduser().read_text(encoding="ascii").strip()
+        token = token_in(path.expanduser())
     except FileNotFoundError:
         if missing_ok:
             return ""
         raise ConfigError("there is no such token file", file=str(path)) from None
     except PermissionError as error:
         raise RefusedError(f"the token file {path} may not be read by you: ask its owner for a token") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("is not a token file", file=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"is not a token file: {error.strerror}", file=str(path)) from error
     if not token:
         raise ConfigError("the token file is empty", file=str(path))
     return token

@@ -18,6 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, LinkError
+from holdfast.os.files import read_bounded
+from holdfast.os.tokens import SIZE_MAX
 
 LIMIT_S = 20.0
 """For one answer, as for Slurm's tools."""
@@ -123,7 +125,7 @@ class Rest:
             return {}
         try:
             mode = self._token_file.stat().st_mode
-            words = self._token_file.read_text(encoding="ascii").split()
+            words = read_bounded(self._token_file, SIZE_MAX).decode("ascii").split()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "is not ASCII text"
             raise LinkError(f"[slurm] rest_token_file {self._token_file} cannot be read: {why}") from error
