@@ -21,6 +21,8 @@ from holdfast.errors import ConfigError, RefusedError
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
+CA_NAME = "ca.pem"
+"""The certificate authority of `holdfast token ca` in a controller's folder: what is read there is trusted by it."""
 _OVER, _NOT_YET = 10, 9
 """X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL."""
 
