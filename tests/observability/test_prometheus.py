@@ -194,7 +194,11 @@ def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
         "global": {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [target]}], "authorization": {"credentials": TOKENS[Role.VIEWER]}}
+            {
+                "job_name": job,
+                "static_configs": [{"targets": [target]}],
+                "authorization": {"credentials": TOKENS[Role.VIEWER]},
+            }
             for job, target in targets.items()
         ],
     }

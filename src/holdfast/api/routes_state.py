@@ -327,8 +327,8 @@ async def audit(request: Asked, who: Name = "", limit: Limit = 100, cursor: Curs
 
 @read("/brakes")
 async def brakes(request: Asked) -> list[BrakeRecord]:
-    """The quarantine brake of every group."""
-    return await _journal(request).brakes()
+    """The quarantine brake of every group. A token with a scope gets none: they are about the whole cluster."""
+    return await _journal(request).brakes() if scope_of(request).is_whole else []
 
 
 @read("/samples")

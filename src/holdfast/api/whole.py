@@ -75,7 +75,7 @@ class WholeState:
         )  # fmt: skip
 
     async def part(self, scope: Scope) -> StateAnswer:
-        """What of it is in a scope; read anew for each question, and of a scope there is little.
+        """What of it is in a scope, which has no brake; read anew for each question, and of a scope there is little.
 
         Raises:
             JournalError: the journal cannot be read.
@@ -86,7 +86,7 @@ class WholeState:
         names = sorted({node for job in jobs for node in job.view.nodes})
         nodes = scope.nodes(await journal.nodes(node=names)) if names else []
         incidents = scope.incidents(await journal.incidents(limit=INCIDENTS_IN_STATE))
-        return StateAnswer(controller.seq, controller.health(), jobs, nodes, incidents, await journal.brakes())
+        return StateAnswer(controller.seq, controller.health(), jobs, nodes, incidents, [])
 
     async def _renew(self) -> None:
         journal = self._controller.journal

@@ -19,7 +19,8 @@ from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.errors import ConfigError, UsageError
 from holdfast.os.files import write_whole
-from holdfast.wiring.settings import CA_NAME, load_settings
+from holdfast.os.tls import CA_NAME
+from holdfast.wiring.settings import load_settings
 
 HERE = ("localhost", "127.0.0.1", "::1")
 """What commands on the controller's own machine call it."""

@@ -32,6 +32,8 @@ _YES = frozenset({"1", "true", "t", "yes", "y", "on"})
 _HTTP_PORT = 80
 _USERS_FROM = 1000
 """UID_MIN of login.defs: numbers below are root's and those of services, as the controller's own account is."""
+CA_NAME = "ca.pem"
+"""The certificate authority of `holdfast token ca` in a controller's folder: what is read there is trusted by it."""
 _OVER, _NOT_YET = 10, 9
 """X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL."""
 

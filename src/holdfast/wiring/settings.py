@@ -27,13 +27,10 @@ from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError,
 from holdfast.model.toml_lines import build, config_error, load_toml
 from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
 from holdfast.os.files import read_bounded
-from holdfast.os.tls import TlsFiles, Trust, trust_of
+from holdfast.os.tls import CA_NAME, TlsFiles, Trust, trust_of
 from holdfast.os.tokens import token_in
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
-
-CA_NAME = "ca.pem"
-"""The certificate authority of `holdfast token ca` in a controller's folder: what is read there is trusted by it."""
 
 
 class ReportConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

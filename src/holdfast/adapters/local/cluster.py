@@ -55,6 +55,7 @@ from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, RefusedError, TemporaryOrderError
 from holdfast.model.cluster import WorldView
 from holdfast.os.files import locked, write_whole
+from holdfast.os.tls import CA_NAME
 
 TICK_S = 0.2
 DONE_ORDERS_MAX = 10_000
@@ -369,6 +370,7 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
         drill_ok=args.drill_ok,
         agent_argv=() if args.no_agents else tuple(agent),
         env=base_environment(folder),
+        ca_file=file.absolute().with_name(CA_NAME),
         first={"PATH": "devices/bin", "LD_LIBRARY_PATH": "devices/lib"} if args.emulated_devices else {},
     )
     return ClusterSettings(

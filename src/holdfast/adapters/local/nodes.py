@@ -35,6 +35,7 @@ from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.link import CUT_NAME, NodeLink
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.os.files import write_whole
+from holdfast.os.tls import CA_FILE
 
 GPU_BUSES = ("53", "64", "75", "86", "97", "a8", "b9", "ca")
 """PCI bus numbers of the eight GPUs of a common H100 server, so that published Xid lines hit a GPU of the table."""
@@ -53,6 +54,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """Command of the agent, without the node's own options; empty: no agents."""
     env: dict[str, str] = {}
     """Environment of everything on a node, before the job's own."""
+    ca_file: Path | None = None
+    """Everything on a node trusts this authority of the controller's certificate, once the file is there."""
     first: dict[str, str] = {}
     """Variables that hold paths -> a folder inside the node's own that comes first in them."""
 
@@ -241,6 +244,8 @@ class LocalNode:
     def environment(self) -> dict[str, str]:
         """What everything on this node is started with."""
         found = {**self.settings.env, "HOLDFAST_NODE": self.name, "HOLDFAST_NODE_DIR": str(self.folder)}
+        if self.settings.ca_file is not None and self.settings.ca_file.exists():
+            found[CA_FILE] = str(self.settings.ca_file)
         for name, part in self.settings.first.items():
             found[name] = ":".join(filter(None, (str(self.folder / part), found.get(name, ""))))
         return found
