@@ -51,6 +51,19 @@ def matching(rates: dict) -> Speeds:
     return {f"GB/s, {name}": rate for name, rate in rates.items()}
 
 
+def detection(table: dict) -> Speeds:
+    return {
+        f"1/s, {kind}: {time.removesuffix('_median_s')}": 1.0 / seconds
+        for kind, row in table.items()
+        for time, seconds in row.items()
+        if time.endswith("_median_s") and seconds
+    }
+
+
+def startup(medians: dict) -> Speeds:
+    return {f"1/s, {name}": 1.0 / seconds for name, seconds in medians.items()}
+
+
 def recovery(found: dict) -> Speeds:
     return {f"1/s, {name}": 1.0 / seconds for name, seconds in found["medians"].items() if math.isfinite(seconds)}
 
@@ -58,6 +71,8 @@ def recovery(found: dict) -> Speeds:
 BENCHMARKS = {
     "engine": Benchmark(("--json",), engine),
     "matching": Benchmark(("--json", "--quick"), matching),
+    "detection": Benchmark(("--json", "--runs", "2"), detection),
+    "startup": Benchmark(("--json",), startup),
     "recovery": Benchmark(("--json", "--runs", "1", "--only", "holdfast"), recovery),
 }
 

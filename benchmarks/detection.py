@@ -35,6 +35,8 @@ PHASES = {
     "new processes": (Mark.RELEASED, Mark.STARTED),
 }
 """Of a restart through the queue. The settling time of the policy runs beside the stop of the old attempt."""
+TIMED = ("detect", "restart")
+"""Fault to finding; finding to the processes of the new attempt."""
 GOALS = {"crash_segfault": 0.5, "exception": 0.5, "xid_74_replace": 0.5, "hang_allreduce": 2.3}
 """Seconds from fault to finding; a hang: three steps of 0.1 s and 2 s."""
 
@@ -90,7 +92,10 @@ def main() -> None:
     if options.json:
         print(
             json.dumps(
-                {k: {"detect_p95_s": v["detect"].p95, "restart_p95_s": v["restart"].p95} for k, v in table.items()}
+                {
+                    name: {f"{of}_{which}_s": getattr(row[of], which) for of in TIMED for which in ("median", "p95")}
+                    for name, row in table.items()
+                }
             )
         )
         return
