@@ -423,6 +423,21 @@ def test_faults_that_come_together_may_be_taken_for_one_another(tale):
     assert said_by(tale.history) == set()
 
 
+def test_a_later_fault_of_the_node_that_ends_a_job_may_be_named(tale):
+    """Found by seed 57920955: the first was only observed, for nothing ran there. It is the other way round with a job."""
+    deeds = tale.history.deeds
+    place = next(number for number, deed in enumerate(deeds) if isinstance(deed, Faulted))
+    first = deeds[place]
+    later = replace(first, fault="gpu-3", rules=("nvidia.xid.119",), at=first.at + 2700.0)
+    tale.incident.diagnosis = Diagnosis(cause="nvidia.xid.119", summary="Xid 119")
+    tale.incident.story.append("On further evidence: Xid 119.")
+    tale.incident.closed_at = later.at + 60.0
+    deeds[place : place + 1] = [replace(first, job=None), later]
+    assert said_by(tale.history) == set()
+    deeds[place] = first
+    assert said_by(tale.history) == {"stories_name_the_cause"}
+
+
 def test_complaints_are_bounded(tale):
     """The first ones tell the story."""
     for number in range(20):
