@@ -4,9 +4,11 @@ import time
 import timeit
 
 import pytest
+from msgspec import structs
 
 from holdfast.decide.diagnosis import DiagnosisContext, diagnose
 from holdfast.decide.diagnosis_story import tell_unknown
+from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
 
 _count = iter(range(10**9))
@@ -58,6 +60,18 @@ def test_what_the_attempt_ended_by_stays_its_cause():
     findings = [xid(95, 100.0), found("check.fabric_port_down", 2200.0, node="n1", domain=Domain.NETWORK)]
     ended = DiagnosisContext(nodes=("n0", "n1"), ended_at=101.0)
     assert diagnose(findings, ended).cause == "nvidia.xid.95"
+
+
+def test_a_look_at_what_an_attempt_died_of_explains_it_whenever_it_comes():
+    """A rank dies; minutes later, while the job waits, the agent's look at that attempt finds broken memory. What the
+    same machine says then without naming the attempt may have come since, and explains nothing.
+    """
+    job = JobKey("sim", "101", 1)
+    died = structs.replace(found("exit.signal.6", 100.0, rank=0, node="n1"), job=job, attempt=1)
+    looked = structs.replace(xid(95, 575.0), job=job, attempt=1)
+    ended = DiagnosisContext(job=job, attempt=1, nodes=("n0", "n1"), ended_at=101.0)
+    assert diagnose([died, looked], ended).cause == "nvidia.xid.95"
+    assert diagnose([died, structs.replace(looked, attempt=None)], ended).cause == "exit.signal.6"
 
 
 def test_signal_on_one_rank_is_root():

@@ -73,6 +73,17 @@ def test_an_admin_who_returns_a_node_while_our_drain_is_under_way_ends_our_order
     assert idle.engine.open_incidents() == []
 
 
+@pytest.mark.parametrize("reason", ["NHC: check_hw_gpu: 7 of 8 GPUs", "[holdfast check] GPU memory"])
+def test_a_health_checker_that_lifts_its_own_drain_does_not_end_our_order(idle, reason):
+    """Its checks pass again, which says nothing of the Xid. It would never have lifted a drain of ours."""
+    idle.xid("n2")
+    idle.fail(o.QuarantineNode, "not done within 120 s", permanent=False)
+    idle.node("n2", drained=True, drain_reason=reason)
+    idle.node("n2", drained=False, drain_reason="")
+    assert idle.ns() is NodeState.QUARANTINED
+    assert idle.opened(o.QuarantineNode)
+
+
 def test_our_own_return_seen_late_does_not_end_the_next_quarantine(idle):
     """Its outcome was told before the scheduler showed it: what is lifted is our former drain, by us."""
     drained(idle, number=1, remedy=Remedy.RESET_GPU)

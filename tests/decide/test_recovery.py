@@ -447,6 +447,29 @@ def test_stacks_that_cannot_be_taken_do_not_delay(inside):
     assert kinds(inside.fail(o.CaptureStacks, "no py-spy")) == ["StopAttempt"]
 
 
+@pytest.mark.parametrize(
+    ("rungs", "why"), [((R.NOTIFY,), "people"), ((), "the ladder for storage troubles does nothing")]
+)
+def test_a_look_that_finds_what_people_are_only_told_of_ends_nothing(rungs, why):
+    """A rank's line says why nothing moves, and the ladder of that trouble leaves the job as it is."""
+    inside = Play(scope="allocation", ladders={**Policy().ladders, Trouble.STORAGE: rungs}).running()
+    inside.hang()
+    line = {"kind": EvidenceKind.LOG, "domain": Domain.STORAGE, "rank": 3}
+    inside.finding("io.stale_handle", job=KEY, attempt=0, source="launcher:7", **line)
+    assert kinds(inside.do(e.StacksCaptured, job=KEY, attempt=0)) == []
+    assert inside.state is JobState.WATCHING
+    assert inside.incident.diagnosis.cause == "io.stale_handle"
+    assert why in inside.j.story[-1]
+
+
+def test_a_look_that_takes_too_long_is_over(inside):
+    """Its order is taken back, and stacks that come all the same stop nothing twice."""
+    inside.hang()
+    assert kinds(inside.fire("job:")) == ["StopAttempt"]
+    assert inside.opened(o.CaptureStacks) == []
+    assert kinds(inside.do(e.StacksCaptured, job=KEY, attempt=0)) == []
+
+
 def test_notices_come_in_the_order_in_which_things_happen(play):
     """Requeued, cause, released, recovered: one topic, the incident."""
     play.xid("n2")

@@ -11,15 +11,17 @@ import sys
 import msgspec
 import pytest
 
-from holdfast.adapters.clock import VIRTUAL_START, VirtualClock
+from holdfast.adapters.clock import VIRTUAL_START, VirtualClock, run_virtual
 from holdfast.decide.engine import Engine
 from holdfast.errors import ConfigError
 from holdfast.model import events as e
+from holdfast.model.cluster import SchedulerState
 from holdfast.model.records import JobState, NodeState
 from holdfast.model.wire import kind_of
 from holdfast.sim.options import DAY_S, JobPlan, SimOptions, changed, draw
 from holdfast.sim.record import WORDS
 from holdfast.sim.run import simulate
+from holdfast.sim.scheduler import Scheduler
 from holdfast.sim.world import World
 
 JOB = JobPlan(nodes=4, work_s=4 * 3600.0, checkpoint_s=600.0, save_s=10.0)
@@ -65,6 +67,26 @@ def test_nobody_drains_or_returns_a_node_that_the_scheduler_does_not_know():
         return [drained, unknown, returned, world.drain(node, "maintenance (ada)", who="operator:ada")]
 
     assert asyncio.run(said()) == [True, False, True, False]
+
+
+def test_what_waits_for_nodes_starts_on_one_that_has_booted():
+    """Found by seed 57919758: a person brings the only node up, and nothing else makes the scheduler look."""
+    alone = msgspec.structs.replace(JOB, nodes=1, launcher=False)
+
+    async def began() -> list[str]:
+        clock = VirtualClock()
+        world = World(changed(QUIET, nodes=1, spares=0), clock)
+        scheduler = Scheduler(world)
+        node = world.nodes["n0001"]
+        node.known_down, node.up = True, False
+        job = scheduler.submit(alone)
+        await clock.sleep(1.0)
+        before = job.state
+        world.come_up(node, who="operator:ada")
+        await clock.sleep(1.0)
+        return [before, job.state]
+
+    assert run_virtual(began()) == [SchedulerState.PENDING, SchedulerState.RUNNING]
 
 
 SCRIPT = (

@@ -423,6 +423,21 @@ def test_faults_that_come_together_may_be_taken_for_one_another(tale):
     assert said_by(tale.history) == set()
 
 
+def test_a_later_fault_of_the_node_that_ends_a_job_may_be_named(tale):
+    """Found by seed 57920955: the first was only observed, for nothing ran there. It is the other way round with a job."""
+    deeds = tale.history.deeds
+    place = next(number for number, deed in enumerate(deeds) if isinstance(deed, Faulted))
+    first = deeds[place]
+    later = replace(first, fault="gpu-3", rules=("nvidia.xid.119",), at=first.at + 2700.0)
+    tale.incident.diagnosis = Diagnosis(cause="nvidia.xid.119", summary="Xid 119")
+    tale.incident.story.append("On further evidence: Xid 119.")
+    tale.incident.closed_at = later.at + 60.0
+    deeds[place : place + 1] = [replace(first, job=None), later]
+    assert said_by(tale.history) == set()
+    deeds[place] = first
+    assert said_by(tale.history) == {"stories_name_the_cause"}
+
+
 def test_complaints_are_bounded(tale):
     """The first ones tell the story."""
     for number in range(20):
@@ -527,16 +542,22 @@ def test_a_start_by_the_scheduler_itself_counts_as_a_restart_also_without_a_laun
     assert said_by(tale.history) == set()
 
 
-def test_whoever_queues_a_job_that_was_given_up_gives_it_new_retries(tale):
-    """Our last requeue came to nothing, as the job was given up: the next start is not ours."""
+@pytest.mark.parametrize("before", [SchedulerState.FAILED, SchedulerState.RUNNING])
+@pytest.mark.parametrize(("again", "complains"), [(3, False), (2, True)])
+def test_whoever_queues_a_job_that_was_given_up_gives_it_new_retries(tale, before, again, complains):
+    """Our last requeue came to nothing, as the job was given up: the next start is not ours.
+
+    Nor is it when that job still runs, because the command that ends it hangs (seed 57924188).
+    """
     for number in range(2):
         tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    tale.job(SchedulerState.RUNNING, restart_count=2, nodes=("n2",))
     tale.event(e.TimerFired, order(o.RequeueHeld, "c25", restart_count=2), timer="x")
     tale.event(e.TimerFired, order(o.GiveUp, "c26", remedy=Remedy.STOP, why="crash loop"), timer="x")
-    tale.job(SchedulerState.FAILED, restart_count=2)
-    tale.job(SchedulerState.PENDING, restart_count=3)
+    tale.job(before, restart_count=2)
+    tale.job(SchedulerState.PENDING, restart_count=again)
     tale.event(e.TimerFired, order(o.ReleaseJob, "c27", epoch=6), timer="x")
-    assert said_by(tale.history) == set()
+    assert ("budgets_hold" in said_by(tale.history)) is (complains and before is SchedulerState.RUNNING)
 
 
 def test_a_held_job_that_ran_and_failed_unseen_was_let_go(tale):

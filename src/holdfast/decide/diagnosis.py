@@ -317,6 +317,7 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
             context.no_job
             or first - HARDWARE_BEFORE_S <= c.at <= first + NEAR_S
             or 0 <= context.ended_at - c.at <= NEAR_S  # the attempt ended by it, whatever is found later
+            or (c.at >= first and _is_of_the_job(c.finding, context))  # a look at what the attempt died of
         )
         and not any(o.finding.rule in meaning(c.finding.rule).follows and 0 <= c.at - o.at <= FLUSH_S for o in firm)
     ]
@@ -324,6 +325,11 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
         return None
     # A driver's demand (Xid 154) or a consequence (94, 95 after 48) is weaker than what it follows.
     return min(found, key=lambda c: (c.finding.severity is not Severity.FATAL, has(c.finding.rule, Trait.DEMAND), c.at))
+
+
+def _is_of_the_job(finding: Finding, context: DiagnosisContext) -> bool:
+    """Does the finding itself name the job and one of its attempts?"""
+    return finding.attempt is not None and finding.job is not None and finding.job == context.job
 
 
 def _warned(earliest: Candidate, candidates: list[Candidate]) -> Candidate | None:

@@ -101,13 +101,16 @@ _DIAGNOSING: Mapping[JobTrigger, JobPlace] = {
     T.FALSE_ALARM: P.WATCHING,
     T.PROVE_AGAIN: P.PROVING,
     T.RESTART_IN_PLACE: P.IN_PLACE,  # from `looking`: the scheduler shows an attempt that is over as running again
-    T.HOLD: P.HELD,
     T.ADOPT: P.RELEASED,
     T.STARTED: P.PROVING,
     T.LEAVE: P.HELD,
     **_EXITS,
 }
-"""What leads out of `looking`, `asking` and `deciding`: what comes next does not depend on what is awaited."""
+"""What leads out of `looking`, `asking` and `deciding`: what comes next does not depend on what is awaited.
+
+Only from `deciding` a job is held: our requeue has put it into the queue, so its attempt does not live, and took back
+all that had been proposed.
+"""
 JOBS: Mapping[JobPlace, JobRow] = {
     P.WATCHING: JobRow(
         J.WATCHING,
@@ -139,7 +142,7 @@ JOBS: Mapping[JobPlace, JobRow] = {
         J.DIAGNOSING,
         (),
         lambda waits: waits.order_s,
-        _DIAGNOSING,
+        {**_DIAGNOSING, T.HOLD: P.HELD},
     ),
     P.STOPPING: JobRow(
         J.STOPPING,
@@ -209,7 +212,6 @@ JOBS: Mapping[JobPlace, JobRow] = {
             T.RUNS: P.RESTARTING,
             T.STARTED: P.PROVING,
             T.ATTEMPT_OVER: P.DECIDING,
-            T.LEAVE: P.HELD,
             **_EXITS,
         },
     ),
@@ -223,7 +225,6 @@ JOBS: Mapping[JobPlace, JobRow] = {
             T.RUNS: P.RESTARTING,
             T.STARTED: P.PROVING,
             T.ATTEMPT_OVER: P.DECIDING,
-            T.LEAVE: P.HELD,
             **_EXITS,
         },
     ),

@@ -24,6 +24,8 @@ from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord
 
 OWN_REASON = "[holdfast]"
 """Prefix of the drain reasons that we set, and the only ones that we lift."""
+CHECKERS = ("[holdfast check]", "NHC")
+"""Prefixes of the drain reasons of programs that lift their own drains: `deploy/slurm/healthcheck.sh` and LBNL NHC."""
 _WAITING = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED, NodeState.DRAINING})
 FAILED_CHECK = "node.failed_check"
 """The rule of a node that the scheduler drained for a failed check of its own."""
@@ -113,8 +115,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
 
 def _ends_the_case(turn: Turn, node: NodeRecord, old: NodeView) -> bool:
     """Does whoever lifts this drain, which was not ours, take the node back from us as well?"""
-    if node.phase is NodeState.QUARANTINED:  # had our order been quicker, it would be ours that they lift
-        return not old.drain_reason.startswith(OWN_REASON)
+    if node.phase is NodeState.QUARANTINED:  # had our order been quicker, it would be ours that a person lifts
+        return not old.drain_reason.startswith((OWN_REASON, *CHECKERS))
     if node.phase is not NodeState.SUSPECT:
         return False
     whole_case = bool(old.failed_check) and set(node.findings) == {FAILED_CHECK}  # and the brake holds it

@@ -338,11 +338,12 @@ class Scheduler:
         self.world.later(self.world.options.down_s, lambda: self._node_fail(job, allocation, node))
 
     def _registered(self, node: Node) -> None:
-        """A node that has booted runs no job any more, whatever was thought to be there."""
+        """A node that has booted runs no job any more, whatever was thought to be there, and takes the next one."""
         job = self.running_on(node)
         if job is not None and job.allocation is not None:
             job.reason = "NodeFail"
             self.over(job, job.allocation, SchedulerState.NODE_FAIL, code=None, signal=None)
+        self.look_soon()
 
     def _node_fail(self, job: Job, allocation: Allocation, node: Node) -> None:
         """The node was given up under the job: the scheduler ends it."""
@@ -366,8 +367,7 @@ class Scheduler:
             self.touch(job)
             self.look_soon()
         job.exit_code, job.signal = None, None
-        detail = "held" if held else "pending"
-        self.world.say("job_requeued", who=who, order=order, job=str(job.key), detail=detail)
+        self.world.say("job_requeued", who=who, order=order, job=str(job.key), detail="held" if held else "pending")
         return True
 
     def hold(self, job: Job, *, who: str, order: str = "") -> bool:

@@ -45,6 +45,8 @@ def stories_name_the_cause(history: History) -> Iterator[str]:
                 continue  # what it began with was swallowed by the loss of all that stands around it
             if _is_told_late(diagnosis.cause, incident, fault, history):
                 continue
+            if fault.job is None and _ended_a_job(diagnosis.cause, incident, fault, faults):
+                continue
             if diagnosis.cause not in fault.rules:
                 yield (
                     f"incident {incident.id} names {diagnosis.cause}; it was {fault.fault} ({', '.join(fault.rules)})"
@@ -66,6 +68,15 @@ def _is_told_late(cause: str, incident: IncidentRecord, fault: Faulted, history:
             if not any(older.at <= at <= incident.opened_at for at in mends):
                 return True
     return False
+
+
+def _ended_a_job(cause: str, incident: IncidentRecord, fault: Faulted, faults: list[Faulted]) -> bool:
+    """Is its cause a later fault of the same machine, which ended a job while this one's incident was open?"""
+    return any(
+        later.node == fault.node and later.job in incident.jobs and cause in later.rules
+        for later in faults
+        if fault.at < later.at <= (incident.closed_at or float("inf"))
+    )
 
 
 def _domain_failed(incident: IncidentRecord, faults: list[Faulted]) -> bool:

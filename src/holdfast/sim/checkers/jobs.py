@@ -90,6 +90,8 @@ class _Spent:
         """Released, and not seen to run since."""
         self.paid = False
         """The last restart cost a retry."""
+        self.given_up: int | None = None
+        """Restart count of the run that we give up, until it is queued once more."""
         self.start_of: dict[int, int] = {}
         """Attempt -> the restart count that it belongs to."""
 
@@ -124,8 +126,10 @@ class _Spent:
         self._run = restart_count
 
     def _queued_anew(self, restart_count: int) -> None:
-        if self._ended and restart_count - 1 not in self.requeued:
+        is_over = self._ended or (self.given_up is not None and restart_count > self.given_up)
+        if is_over and restart_count - 1 not in self.requeued:
             self.requeues = 0
+            self.given_up = None
         self._ended = False
 
     def refuse(self, order: o.JobOrder) -> None:
@@ -184,7 +188,8 @@ def budgets_hold(history: History) -> Iterator[str]:
                 count.asked = count.asked or (isinstance(event, e.OperatorCommand) and not event.order)
             elif isinstance(order, o.GiveUp) and order.remedy is Remedy.STOP:
                 yield from _too_early(order, count, limits, event, incident)
-                count.requeued.clear()  # whoever queues it from now on, it is not us
+                count.requeued.clear()  # whoever queues it from now on, perhaps before it has ended, it is not us
+                count.given_up = count.starts
 
 
 def _asked_for(incident: IncidentRecord | None) -> bool:
