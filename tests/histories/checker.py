@@ -210,6 +210,22 @@ def commands_stand_in_the_audit(ops: Sequence[Op], journal: Journal) -> list[str
     return said
 
 
+def a_command_has_one_answer(ops: Sequence[Op], journal: Journal) -> list[str]:
+    """Whoever sends a command again is told what they would have been told at first, and which event it is."""
+    numbers = {row.id: row.seq for row in journal.rows}
+    first: dict[str, Op] = {}
+    said = []
+    for name, op in writes(ops):
+        if op.what != "command" or op.outcome != OK:
+            continue
+        before = first.setdefault(name, op)
+        if op.answer["refused"] != before.answer["refused"]:
+            said.append(f"{op} was answered {op.answer['refused']!r}, and {before} {before.answer['refused']!r}")
+        if name in numbers and op.answer["seq"] != numbers[name]:
+            said.append(f"{op} was told {op.answer['seq']}, and it is event {numbers[name]}")
+    return said
+
+
 def the_audit_is_shown(ops: Sequence[Op], journal: Journal) -> list[str]:
     """`/v1/audit` shows a command that was acknowledged before it was asked, once and by its name, and none twice."""
     numbers = {row.id: row.seq for row in journal.rows}
@@ -272,6 +288,7 @@ RULES: tuple[Rule, ...] = (
     streams_are_whole,
     records_follow_commands,
     commands_stand_in_the_audit,
+    a_command_has_one_answer,
     the_audit_is_shown,
     the_chain_holds,
     epochs_grow,

@@ -153,6 +153,7 @@ class Client:
         async def send() -> str:
             return await self.ask("command", "POST", "/v1/commands", asked, body, lambda answer: (OK, answer))
 
+        self.sent.append(send)
         outcome = await send()
         while keeper and outcome == UNKNOWN:
             # The next command about the job must not overtake this one: its keeper insists, as a person would.
@@ -244,7 +245,7 @@ async def run_clients(desk: Desk, requests: int) -> None:
     try:
         await asyncio.gather(
             agent.live([agent.report, agent.report, agent.again], requests),
-            ann.live([ann.command, ann.state], requests // 2),
+            ann.live([ann.command, ann.again, ann.state], requests // 2),
             ben.live([ben.command, ben.again, ben.audit], requests // 2),
             reader.live([reader.state, reader.events, reader.audit], requests),
         )

@@ -66,7 +66,7 @@ ROWS = (
 GOOD_JOURNAL = journal(*ROWS)
 GOOD = [
     Op(1, "agent", "report", asked_report("m1"), 1.0, 2.0, OK, {"seq": 2}),
-    Op(2, "ann", "command", asked_command("m2"), 3.0, 4.0, OK, {"seq": 3}),
+    Op(2, "ann", "command", asked_command("m2"), 3.0, 4.0, OK, {"seq": 3, "refused": ""}),
     Op(3, "eve", "state", {}, 5.0, 6.0, OK, {"seq": 3, "held_by": "ann"}),
     Op(4, "agent", "report", asked_report("m3"), 6.5),
     Op(5, "agent", "report", asked_report("m3"), 7.0, 8.0, OK, {"seq": 5}),
@@ -127,6 +127,13 @@ BAD: dict[str, list[tuple[list[Op], Journal]]] = {
         (GOOD, replace(GOOD_JOURNAL, lines=[*GOOD_JOURNAL.lines, GOOD_JOURNAL.lines[1]])),
         (GOOD, lines_with(lambda body: {**body, "who": "ben"})),
         (GOOD, lines_with(lambda body: {**body, "job": {"id": "2"}})),
+    ],
+    "a_command_has_one_answer": [
+        (instead(2, answer={"seq": 4, "refused": ""}), GOOD_JOURNAL),
+        (
+            [*GOOD, replace(GOOD[1], number=11, began=13.0, ended=14.0, answer={"seq": 3, "refused": "no"})],
+            GOOD_JOURNAL,
+        ),
     ],
     "the_audit_is_shown": [
         (instead(8, answer={"deeds": []}), GOOD_JOURNAL),
