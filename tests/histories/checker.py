@@ -295,8 +295,20 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def judge(ops: Sequence[Op], journal: Journal) -> Verdict:
-    """All rules."""
+ENDURING: tuple[Rule, ...] = (
+    nothing_is_lost,
+    nothing_is_doubled,
+    what_was_refused_is_not_there,
+    numbers_have_no_gap,
+    commands_stand_in_the_audit,
+    the_chain_holds,
+    epochs_grow,
+)
+"""What must still be so when many histories have been played on one journal."""
+
+
+def judge(ops: Sequence[Op], journal: Journal, rules: Sequence[Rule] = RULES) -> Verdict:
+    """All of these rules."""
     lost, doubled = nothing_is_lost(ops, journal), nothing_is_doubled(ops, journal)
-    complaints = [f"{rule.__name__}: {said}" for rule in RULES for said in rule(ops, journal)]
+    complaints = [f"{rule.__name__}: {said}" for rule in rules for said in rule(ops, journal)]
     return Verdict(len(acknowledged(ops)), len(lost), len(doubled), complaints)

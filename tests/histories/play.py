@@ -13,7 +13,7 @@ from pathlib import Path
 from . import checker
 from .clients import Desk, look, run_clients
 from .nemesis import Fault, Nemesis, plan
-from .record import Journal, Recorder, read_history, read_journal
+from .record import Journal, Op, Recorder, read_history, read_journal
 from .servers import Servers, site
 
 REQUESTS = 10
@@ -25,7 +25,7 @@ class Outcome:
     """What many histories have shown."""
 
     histories: int = 0
-    requests: int = 0
+    ops: list[Op] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     verdict: checker.Verdict = field(default_factory=checker.Verdict)
@@ -35,7 +35,7 @@ class Outcome:
         asked = ", ".join(f"{count} {kind}" for kind, count in sorted(self.outcomes.items()))
         seen = self.verdict
         return (
-            f"{self.histories} histories, {self.requests} requests ({asked}); faults: {faults}; "
+            f"{self.histories} histories, {len(self.ops)} requests ({asked}); faults: {faults}; "
             f"{seen.acknowledged} acknowledged, {seen.lost} lost, {seen.doubled} doubled, {len(seen.complaints)} complaints"
         )
 
@@ -43,6 +43,12 @@ class Outcome:
         self.verdict.acknowledged += found.acknowledged
         self.verdict.lost += found.lost
         self.verdict.doubled += found.doubled
+        self.verdict.complaints += found.complaints
+
+    def add_last(self, found: checker.Verdict) -> None:
+        """The verdict on all histories together: what it counts was counted before, if it was so then."""
+        self.verdict.lost = max(self.verdict.lost, found.lost)
+        self.verdict.doubled = max(self.verdict.doubled, found.doubled)
         self.verdict.complaints += found.complaints
 
 
@@ -75,7 +81,7 @@ async def play(
                 break
             if (number + 1) % 25 == 0:
                 say(f"{store}, seed {seed}: {outcome}")
-        outcome.verdict.complaints += checker.judge([], read_journal(servers.journal)).complaints
+        outcome.add_last(checker.judge(outcome.ops, read_journal(servers.journal), checker.ENDURING))
     return outcome
 
 
@@ -107,7 +113,7 @@ async def _one(
     ops = read_history(path.read_text(encoding="utf-8").splitlines())
     after = read_journal(servers.journal, after=before.seq, before=before.head or Journal.before)
     outcome.histories += 1
-    outcome.requests += len(ops)
+    outcome.ops += ops
     outcome.outcomes.update(op.outcome for op in ops)
     outcome.faults.update(fault.kind for fault in faults)
     outcome.add(checker.judge(ops, after))

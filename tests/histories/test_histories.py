@@ -37,7 +37,7 @@ def played(folder: Path, seed: int, count: int, store: str) -> Outcome:
 def test_short_histories_keep_every_promise(tmp_path: Path, store: str):
     """Fifteen histories on each store: nothing that was acknowledged is lost or doubled, and no read goes back."""
     outcome = played(tmp_path, SEED, COUNT, store)
-    assert outcome.verdict.acknowledged > 10 * COUNT
+    assert outcome.verdict.acknowledged > 3 * COUNT
     assert outcome.outcomes["unknown"] > COUNT, "the faults did not reach the clients"
 
 
