@@ -12,7 +12,7 @@ from tests.api.engine_house import EngineHouse, engine_served, job_view, run, un
 from tests.api.test_api import TOKENS, client
 from tests.controller.cases import KEY
 
-from holdfast.api import Role
+from holdfast.api import Role, operate
 from holdfast.client import AsyncClient, Commanded
 from holdfast.errors import LinkError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
@@ -181,5 +181,38 @@ def test_a_command_sent_twice_is_done_once(tmp_path: Path):
             assert first["id"] == second["id"] == "command:once"
             stored = await house.controller.journal.events(kind="operator_command")
             assert [one.command for one in stored] == [e.Command.DRAIN]
+            assert second == first
+
+    run(work)
+
+
+def test_a_refused_command_sent_twice_is_refused_twice(tmp_path: Path):
+    """The client whose first answer was lost must not take the second one for a yes, also when much was said since."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, AsyncClient(house.server.url, TOKENS[Role.OPERATOR]) as operator:
+            body = msgspec.json.encode({"command": "drain", "node": "n99", "id": "once"})
+            first = await operator._call("POST", "/v1/commands", dict, content=body)
+            assert "no node n99" in first["refused"]
+            for number in range(operate.LOOK_BACK + 1):
+                await house.controller.submit(
+                    e.OperatorCommand(id=f"c{number}", at=1.0, command=e.Command.DRAIN, who="mei", node="n98")
+                )
+            assert await operator._call("POST", "/v1/commands", dict, content=body) == first
+
+    run(work)
+
+
+@pytest.mark.parametrize("change", [{"command": "return"}, {"node": "n4"}, {"why": "y"}, {"who": "ben"}])
+def test_an_id_that_another_command_has_is_refused(tmp_path: Path, change: dict[str, str]):
+    """Nothing is done, and the answer does not say that it was: a name like `1` comes to two people's minds."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, AsyncClient(house.server.url, TOKENS[Role.OPERATOR]) as operator:
+            asked = {"command": "drain", "node": "n5", "why": "x", "id": "once"}
+            await operator._call("POST", "/v1/commands", dict, content=msgspec.json.encode(asked))
+            with pytest.raises(WireError, match="another command"):
+                await operator._call("POST", "/v1/commands", dict, content=msgspec.json.encode({**asked, **change}))
+            assert len(await house.controller.journal.events(kind="operator_command")) == 1
 
     run(work)

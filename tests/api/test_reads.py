@@ -14,10 +14,11 @@ import pytest
 from tests.api.engine_house import engine_served, run
 from tests.api.test_api import TOKENS, client, event, served
 
+from holdfast.adapters.journal import open_journal
 from holdfast.api import Role, reads
 from holdfast.api.reads import decode_cursor, encode_cursor
 from holdfast.client import AsyncClient
-from holdfast.errors import JournalError, UsageError
+from holdfast.errors import FencedError, JournalError, UsageError
 from holdfast.model import events as e
 
 pytestmark = pytest.mark.timeout(600)
@@ -51,6 +52,30 @@ async def still(http: httpx.AsyncClient, path: str) -> tuple[list[dict], list[li
         small = await pages(http, f"{path}?limit=2")
         if (await http.get(f"{path}?limit=1000")).json() == before:
             return before, small
+
+
+def test_a_controller_that_was_superseded_shows_nothing_old(tmp_path: Path):
+    """It may have stood still meanwhile. One whose lease is over, and was taken by nobody, still shows what it has."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, web(house.server) as http:
+            paths = ("/v1/state", "/v1/events?after=0", "/v1/stream?after=0", "/v1/audit", "/v1/nodes", "/healthz")
+            leading = house.controller._lease._leading
+            until, leading.until = leading.until, float("-inf")
+            codes = [(await http.get(path)).status_code for path in ("/v1/state", "/v1/audit", "/healthz")]
+            assert codes == [200, 200, 200], "its lease is over, and nobody has taken it"
+            heir = open_journal(f"sqlite:///{tmp_path}/engine.db")
+            await heir.acquire("heir", lease_s=10.0, now=time.time(), seen=await heir.lease())
+            answers = [await http.get(path) for path in paths]
+            assert [answer.status_code for answer in answers] == [503] * len(paths)
+            assert "superseded" in answers[0].text
+            assert "superseded" in answers[-1].json()["failing"]
+            assert (await http.get("/livez")).status_code == 200
+            leading.until = until
+            await heir.close()
+
+    with pytest.raises(FencedError):
+        run(work)
 
 
 def test_lists_come_in_pages_that_neither_skip_nor_repeat(tmp_path: Path):

@@ -21,6 +21,7 @@ from holdfast.cockpit.board import Board
 from holdfast.controller.fleet import Fleet
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, NodeView
+from holdfast.ports import LeaseRow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -189,6 +190,26 @@ def test_nobody_sees_a_page_without_a_token_that_may_read(tmp_path: Path) -> Non
             answer = await http.post("/login", data={"token": TOKENS[Role.VIEWER], "next": "/nodes/n1"})
             assert (answer.status_code, answer.headers["location"]) == (303, "/nodes/n1")
             assert (await http.get("/nodes/n1")).status_code == 200
+
+    run(work)
+
+
+def test_a_controller_that_was_superseded_shows_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it knows may be old. The page that says so keeps its look."""
+
+    async def superseded() -> LeaseRow:
+        return LeaseRow("heir", 2, 0.0)
+
+    async def work() -> None:
+        async with served(tmp_path) as house, house.browser(Role.VIEWER) as http:
+            monkeypatch.setattr(house.controller, "may_act", lambda: False)
+            monkeypatch.setattr(house.controller.journal, "lease", superseded)
+            for path in (*PAGES, "/jobs/7", "/live"):
+                answer = await http.get(path)
+                assert (answer.status_code, "epoch 1 was superseded" in answer.text) == (503, True), path
+            style = re.search(r'href="(/static/[^"]+)"', answer.text)
+            assert style is not None
+            assert (await http.get(style[1])).status_code == 200
 
     run(work)
 

@@ -27,6 +27,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 from msgspec import Struct
 
+from holdfast.api.newest import check_newest
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.os.files import locked, write_whole
 
@@ -327,6 +328,8 @@ def needs(role: Role) -> Guard:
         if not identity.may(role):
             raise PermissionDeniedException(f"the token of {identity.name!r} is a {identity.role}'s; this needs {role}")
         check_scope(identity, handler)
+        if role is Role.VIEWER:
+            await check_newest(connection.app.state.controller)
         connection.state.identity = identity
 
     return guard

@@ -9,11 +9,14 @@ from typing import Any
 
 from litestar import Request, Response, get
 from litestar.datastructures import State
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 
 from holdfast.api.auth import Role, who
 from holdfast.api.metrics import ControllerCollector
+from holdfast.api.newest import doubt
 from holdfast.controller import Health
+from holdfast.errors import JournalError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,8 +33,14 @@ async def livez(state: State) -> dict[str, bool | list[str]]:
 
 @get("/healthz", tags=["watch"])
 async def healthz(state: State) -> Response[Health]:
-    """200 when the controller is ready, sees the cluster and can write its journal; 503 with the reason otherwise."""
-    health = state.controller.health()
+    """200 when the controller leads, sees the cluster and can write its journal; 503 with the reason otherwise."""
+    health: Health = state.controller.health()
+    try:
+        why = await doubt(state.controller)
+    except JournalError as error:
+        why = str(error)
+    if why:
+        health = structs.replace(health, ok=False, failing=health.failing or why)
     return Response(health, status_code=200 if health.ok else 503)
 
 

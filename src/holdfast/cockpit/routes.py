@@ -18,12 +18,13 @@ from litestar.status_codes import HTTP_200_OK, HTTP_303_SEE_OTHER
 
 from holdfast import __version__
 from holdfast.api.auth import LOCAL, Identity, Role
+from holdfast.api.newest import check_newest
 from holdfast.api.tenants import Scope
 from holdfast.cockpit import deeds, files, rendering
 from holdfast.cockpit.cockpit import CHARTED, Cockpit
 from holdfast.cockpit.pages import Page
 from holdfast.cockpit.sessions import COOKIE, Session, cookie, is_from_here, is_same
-from holdfast.errors import HoldfastError, LinkError, NotFoundError, RefusedError
+from holdfast.errors import HoldfastError, JournalError, LinkError, NotFoundError, RefusedError
 
 FORM_MAX = 512 * 1024
 """Bytes of a form: a policy file fits many times."""
@@ -55,11 +56,18 @@ def router(cockpit: Cockpit) -> Router:
         "/",
         route_handlers=[*HANDLERS],
         exception_handlers={HTTPException: _on_error, HoldfastError: _on_error},
+        before_request=_newest,
         response_headers=HEADERS,
         include_in_schema=False,
         request_max_body_size=FORM_MAX,
         opt={"cockpit": lambda: cockpit},  # a function, because options are copied deeply
     )
+
+
+async def _newest(request: Request[Any, Any, Any]) -> None:
+    """Have no page shown by a controller that was superseded. Files of the package, which errors need, stay."""
+    if not request.url.path.startswith("/static/"):
+        await check_newest(request.app.state.controller)
 
 
 def of(request: Request[Any, Any, Any]) -> Cockpit:
@@ -356,7 +364,7 @@ def _on_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any
     return Response(rendering.whole("error.html", values), media_type=HTML, status_code=status, headers=HEADERS)
 
 
-_STATUS: dict[type[Exception], int] = {NotFoundError: 404, RefusedError: 403, LinkError: 503}
+_STATUS: dict[type[Exception], int] = {NotFoundError: 404, RefusedError: 403, LinkError: 503, JournalError: 503}
 
 HANDLERS = [
     a_list, one_thing, an_incident, change_policy, run_drill, operate, live, log_in_page, log_in, log_out, static,

@@ -74,9 +74,15 @@ class Lease:
                 continue
             self._renewed(before)
 
+    async def give_back(self) -> None:
+        """Let another take it at once. It is not surely ours from before that: no old state is shown as the newest."""
+        self.close()
+        await self._journal.release()
+
     def close(self) -> None:
-        """Forget the alarm for its end."""
+        """Forget the alarm for its end, and take the lease for ours no longer."""
         self._forget_alarm()
+        self._leading.lapse(self._clock.monotonic())
 
     def _renewed(self, asked_at: float) -> None:
         """Ours until a lease's time after it was asked for. What runs then may be another's to do: it is cut off."""

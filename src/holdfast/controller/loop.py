@@ -272,7 +272,7 @@ class Controller:
         if not self.failing and not self._intake.deciding:
             await self._house.flush_samples()
             await self._intake.leave_snapshot()
-            await self.journal.release()
+            await self._lease.give_back()
         _log.info("controller has ended", epoch=self.epoch, seq=self.seq)
 
     # --- after a commit ---
