@@ -23,6 +23,7 @@ from holdfast.agent.process import AgentOptions, build_agent
 from holdfast.detect import matcher as matching
 from holdfast.detect.matcher import Matcher
 from holdfast.model.evidence import Finding, Role
+from parsers import ParserInside
 
 LOST = "NVRM: Xid (PCI:0000:65:00): 79, pid=1, GPU has fallen off the bus."
 
@@ -37,7 +38,7 @@ def log_of(path: Path, matcher: Matcher, found: list[Finding], **how: bool) -> K
         path,
         identity=NodeIdentity(name="node07", boot_id="boot-1"),
         gpus=GpuTable({"0000:65:00": 3}),
-        matcher=matcher,
+        parser=ParserInside(matcher),
         clock=SystemClock(),
         on_finding=found.append,
         **how,
@@ -159,7 +160,7 @@ def test_where_the_device_is_closed_syslog_moves_no_node(
     monkeypatch.setattr(process, "SYSLOGS", (messages,))
     monkeypatch.setattr(process, "can_read", lambda: False)
     monkeypatch.setattr(process, "read_catalogue", lambda _folders: None)
-    monkeypatch.setattr(process, "read_matcher", lambda _catalogue: matcher)
+    monkeypatch.setattr(process, "ParserProcess", lambda *_given: ParserInside(matcher))
 
     async def body() -> list[Finding]:
         agent = build_agent(agent_options(tmp_path))
@@ -192,7 +193,7 @@ def test_syslog_is_believed_where_the_site_says_so(
     monkeypatch.setattr(process, "messages_file", lambda _options, config: messages if config.reads_messages else None)
     monkeypatch.setattr(process, "find_kernel_log", lambda: messages)
     monkeypatch.setattr(process, "read_catalogue", lambda _folders: None)
-    monkeypatch.setattr(process, "read_matcher", lambda _catalogue: matcher)
+    monkeypatch.setattr(process, "ParserProcess", lambda *_given: ParserInside(matcher))
     options = agent_options(tmp_path, **({"kernel_log": messages} if named else {}))
     if preset:
         (tmp_path / "agent.toml").write_text(f'preset = "{preset}"\n')
