@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.kernel_device import Record
+from holdfast.adapters.kernel_record import Record
 from holdfast.agent.kernel_log import KernelLog
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.detect.matcher import Matcher

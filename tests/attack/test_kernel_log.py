@@ -13,8 +13,8 @@ import pytest
 from attack_fixture import Attempt
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.kernel_device import parse_record
 from holdfast.adapters.kernel_journal import JOURNAL
+from holdfast.adapters.kernel_record import parse_record
 from holdfast.adapters.probes import sysfs_reading
 from holdfast.agent import kernel_log, node_loop, process
 from holdfast.agent.kernel_log import RESET_MARK, KernelLog
@@ -132,6 +132,15 @@ def test_the_check_of_the_kernel_log_is_not_told_by_users(attempt: Attempt, line
     attempt.without(sysfs_reading, "kernels_text", lambda raw, **_named: raw.rpartition(b";")[2])
     text = sysfs_reading.kernels_text(line.encode())
     attempt.judge(succeeded=text.startswith(b"NVRM"))
+
+
+@pytest.mark.parametrize("number", ["-1", "+6", "6_0", " 6", "9" * 5000, "6.0", ""])
+def test_a_record_has_the_kernels_numbers_or_is_none(number: str) -> None:
+    """The agent and `holdfast check kernel-xid` read records by one function; thousands of digits end neither."""
+    line = f"{number},42,15,-;{LOST}".encode()
+    assert parse_record(line) is None
+    assert sysfs_reading.kernels_text(line) == b""
+    assert sysfs_reading.kernels_text(line, is_device=False) == line
 
 
 # --- syslog's files, where `logger -t kernel` writes ---

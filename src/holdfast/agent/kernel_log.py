@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.kernel_device import KernelDevice, Record
+from holdfast.adapters.kernel_device import KernelDevice
 from holdfast.adapters.kernel_journal import JOURNAL, KernelJournal
+from holdfast.adapters.kernel_record import Record
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.parser import ParsedStream, ParserProcess
