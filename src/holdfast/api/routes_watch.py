@@ -11,7 +11,7 @@ from litestar import Request, Response, get
 from litestar.datastructures import State
 from prometheus_client import CollectorRegistry, generate_latest
 
-from holdfast.api.auth import Role, who
+from holdfast.api.auth import Role, is_guess, who
 from holdfast.api.metrics import ControllerCollector
 from holdfast.controller import Health
 
@@ -39,7 +39,7 @@ async def healthz(state: State) -> Response[Health]:
 async def metrics(request: Request[Any, Any, State], state: State) -> Response[bytes]:
     """Figures of the controller as Prometheus text; those of single jobs with the token of a viewer who sees all."""
     identity = who(request)
-    if identity is None and "authorization" in request.headers:
+    if identity is None and is_guess(request.headers.get("authorization", "")):
         state.limits.count_refusal(request)
     names_jobs = state.open_metrics or (identity is not None and identity.may(Role.VIEWER) and not identity.sees)
     registry = CollectorRegistry()
