@@ -121,7 +121,7 @@ def agent() -> Iterable[Any]:
     health = SimpleNamespace(verdicts={}, looks=0, open=(), looker=SimpleNamespace(gpus=()))
     stand_in: Any = SimpleNamespace(
         reporter=SimpleNamespace(spool=_Spool(), refused=0), kernel_findings=0, health=health, heard=True,
-        blind="",
+        blind="", parser=SimpleNamespace(why="", deaths=0, skipped=0),
     )  # fmt: skip
     return AgentCollector(stand_in).collect()
 

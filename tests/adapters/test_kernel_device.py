@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.kernel_device import KernelDevice, Record, parse_record
+from holdfast.adapters.kernel_device import KernelDevice
+from holdfast.adapters.kernel_record import Record, parse_record
 from holdfast.errors import LinkError
 
 

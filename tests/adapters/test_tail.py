@@ -173,7 +173,7 @@ def test_drain_and_remove(tmp_path):
         tailer.drain()
         assert heard.data[str(path)] == b"last words\n"
         tailer.remove(path)
-        assert tailer.paths == ()
+        assert tailer.position(path) is None
 
     following(test, force_poll=False)
 

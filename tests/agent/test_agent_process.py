@@ -75,6 +75,9 @@ def test_an_xid_line_becomes_a_finding_at_once(tmp_path: Path, record_property) 
         await start(cluster, controller)
         await controller.until(lambda: controller.of(AgentAttached))
         kmsg = cluster.node_dir("node01") / "kmsg"
+        with kmsg.open("a") as log:
+            log.write(f"[    0.000000] {XID_74}\n")
+        await controller.until(lambda: findings(controller, "nvidia.xid.74"))  # the parser has started
         lags = []
         for number in range(20):
             seen = len(findings(controller, "nvidia.xid.74"))

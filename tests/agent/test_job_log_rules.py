@@ -19,6 +19,7 @@ from holdfast.agent.job_logs import LogWatch
 from holdfast.agent.node_facts import NodeIdentity
 from holdfast.detect.matcher import Matcher
 from holdfast.model.evidence import Finding
+from parsers import ParserInside
 
 WRITER = """
 import sys, time
@@ -44,7 +45,9 @@ def watched(folder: Path, rules: str, matcher: Matcher, during: Callable[[], obj
     async def body() -> None:
         log = LogFile(path=f"{folder}/*.out", log_rules=str(folder / "rules.yaml"))
         identity = NodeIdentity(name="node07", boot_id="b", instance_id="i")
-        watch = LogWatch([log], identity=identity, matcher=matcher, clock=SystemClock(), on_finding=found.append)
+        watch = LogWatch(
+            [log], identity=identity, parser=ParserInside(matcher), clock=SystemClock(), on_finding=found.append
+        )
         work = asyncio.create_task(watch.run())
         try:
             await asyncio.sleep(0)

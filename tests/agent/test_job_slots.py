@@ -16,8 +16,8 @@ import pytest
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.agent.job_slots import read_slots
+from holdfast.agent.parser import ParserProcess
 from holdfast.agent.slurm_output import SlurmOutput
-from holdfast.detect.matcher import Matcher
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
 from holdfast.model.events import CheckpointSaved, FirstStepDone, StepReached
@@ -93,7 +93,7 @@ class Agent:
         self.reader = SlurmOutput(
             node="node01",
             source="agent:node01",
-            matcher=Matcher.__new__(Matcher),  # no line is read here
+            parser=ParserProcess(None, SystemClock()),  # no line is read here
             clock=SystemClock(),
             report=self.events.append,
             look=lambda: self.jobs,

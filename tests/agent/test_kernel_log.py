@@ -8,10 +8,11 @@ import pytest
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.kernel_device import Record
+from holdfast.adapters.kernel_record import Record
 from holdfast.agent.kernel_log import KernelLog
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.detect.matcher import Matcher
+from parsers import ParserInside
 
 XID = "[   12.000000] NVRM: Xid (PCI:0000:b9:00): {}, pid=1, some words\n"
 
@@ -40,7 +41,7 @@ class Watch:
             self.path,
             identity=NodeIdentity(name="node07", boot_id=boot_id),
             gpus=GpuTable({pci: 6}),
-            matcher=matcher,
+            parser=ParserInside(matcher),
             clock=SystemClock(),
             on_finding=self.found.append,
             bookmark=folder / "bookmark.json",

@@ -18,6 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AgentAttached, FindingSeen, OrderFailed
 from holdfast.model.orders import CaptureStacks
+from parsers import ParserInside
 
 XID_79 = "[    1.000000] NVRM: Xid (PCI:0000:53:00): 79, pid=1234, GPU has fallen off the bus.\n"
 
@@ -33,7 +34,7 @@ def make_agent(folder: Path, url: str, matcher: Matcher) -> NodeAgent:
         AgentSettings(kernel_log=folder / "kmsg", state_dir=folder / "state", beat_s=0.05),
         identity=NodeIdentity(name="node07", boot_id="boot-1", instance_id="i-1"),
         gpus=GpuTable({}),
-        matcher=matcher,
+        parser=ParserInside(matcher),
         clock=SystemClock(),
         controller=ControllerLink(url),
     )

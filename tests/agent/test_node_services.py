@@ -33,6 +33,7 @@ from holdfast.errors import ConfigError, UsageError
 from holdfast.model.events import FindingCleared, FindingSeen
 from holdfast.model.evidence import Role
 from holdfast.model.wire import ControllerAddress
+from parsers import ParserInside
 
 GPUS = [(f"0000:{bus}:00", f"GPU-{bus}") for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")]
 XID_79 = "NVRM: Xid (PCI:0000:53:00): 79, pid=1234, GPU has fallen off the bus.\n"
@@ -58,7 +59,7 @@ def make(tmp_path, url, matcher, *, gpus=None, kernel_log=None, config="poll_s =
     return NodeAgent(
         AgentSettings(kernel_log=kernel_log or tmp_path / "kmsg", state_dir=tmp_path / "state", beat_s=0.05, **settings),
         identity=NodeIdentity(name="node07", boot_id="boot-1", instance_id="i-1"),
-        gpus=GpuTable({}), matcher=matcher, clock=SystemClock(), controller=ControllerLink(url), looker=looker,
+        gpus=GpuTable({}), parser=ParserInside(matcher), clock=SystemClock(), controller=ControllerLink(url), looker=looker,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.agent.slurm_output import SlurmOutput
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.model.events import CheckpointSaved, FindingSeen, FirstStepDone, StepReached
+from parsers import ParserInside
 
 MEGATRON = b"""\
  iteration        1/     100 | consumed samples: 8 | elapsed time per iteration (ms): 20.0 | lm loss: 1.0E+00 |
@@ -40,7 +41,7 @@ class Agent:
         self.reader = SlurmOutput(
             node="node01",
             source="agent:node01",
-            matcher=matcher,
+            parser=ParserInside(matcher),
             clock=SystemClock(),
             report=self.events.append,
             look=list,

@@ -386,6 +386,32 @@ def test_last_words_of_a_job_are_heard_after_it_has_left(tmp_path: Path, monkeyp
     run(work)
 
 
+@pytest.mark.parametrize(("checked", "stored"), [(True, 0), (False, 3)])
+def test_an_agent_speaks_of_the_time_in_which_a_job_was_on_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, stored: int
+) -> None:
+    """What it read a moment after the job left is heard, and what was before; nothing of the hour after that."""
+    monkeypatch.setattr(authority, "CATCH_UP_S", 0.1)
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house:
+            await training(house)
+            before = now()
+            house.world.set_job(job_view(THEIRS, ("n4",), user="ann"))
+            await until(lambda: house.controller.shell().jobs["test/8#1"].nodes == ("n4",))
+            async with AsyncClient(house.server.url, ANY, timeout_s=120) as agent:
+                heard = [about(THEIRS, node="n3", kind=EvidenceKind.LOG), saved(at=before)]
+                heard = [msgspec.structs.replace(event, id=f"true{n}") for n, event in enumerate(heard)]
+                assert (await agent.ingest("agent:n3", heard)).stored == 2
+                monkeypatch.setattr(authority, "LAST_WORDS_S", 0.0 if checked else 3600.0)
+                step = e.StepReached(id="lie2", at=now(), job=THEIRS, attempt=0, step=9000)
+                line = about(THEIRS, node="n3", kind=EvidenceKind.LOG)
+                lies = [msgspec.structs.replace(one, id=f"lie{n}") for n, one in enumerate((saved(), line, step))]
+                assert (await agent.ingest("agent:n3", lies)).stored == stored
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     ("reporter", "job", "host", "heard_of"),
     [

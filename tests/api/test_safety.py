@@ -293,6 +293,28 @@ def test_guessing_tokens_is_slowed_down(tmp_path: Path):
     run(work)
 
 
+@pytest.mark.parametrize(
+    ("header", "is_guess"),
+    [("Basic cHJvbWV0aGV1czp4", False), ("Bearer eyJhbGciOiJSUzI1NiJ9.e30.c2ln", False), ("Bearer hft_{}", True)],
+)
+def test_a_scrape_with_a_foreign_header_is_no_guess(tmp_path: Path, header: str, is_guess: bool):
+    """Prometheus may send each target the header of its proxy, or its pod's token: the figures come, without jobs' names.
+    What looks like one of our tokens is counted as everywhere else."""
+
+    async def work() -> None:
+        limits = Limits(refusals_per_s=0.001, refusals_burst=3)
+        async with (
+            engine_served(tmp_path, limits=limits) as house,
+            httpx.AsyncClient(base_url=house.server.url, timeout=120) as http,
+        ):
+            codes = [
+                (await http.get("/metrics", headers={"Authorization": header.format(n)})).status_code for n in range(6)
+            ]
+            assert codes == ([200] * 3 + [429] * 3 if is_guess else [200] * 6)
+
+    run(work)
+
+
 def test_buckets_drain_with_time_and_forget_the_oldest_client():
     """A client gets its burst, then one request for each step of time; ten thousand addresses take bounded memory."""
     clock = [0.0]

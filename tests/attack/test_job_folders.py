@@ -27,6 +27,7 @@ from holdfast.agent import job_logs, slurm_output
 from holdfast.agent.job_logs import LogWatch
 from holdfast.agent.slurm_output import SlurmOutput
 from holdfast.detect.matcher import Matcher
+from parsers import ParserInside
 
 SECRET = b"RuntimeError: CUDA error: out of memory secret-of-somebody\n"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="reads what a user may not, which only root does")
@@ -84,7 +85,12 @@ def follow(matcher: Matcher, path: Path, swap=lambda: None) -> list[object]:
 
     async def body() -> None:
         reader = SlurmOutput(
-            node="n1", source="agent:n1", matcher=matcher, clock=SystemClock(), report=events.append, look=list
+            node="n1",
+            source="agent:n1",
+            parser=ParserInside(matcher),
+            clock=SystemClock(),
+            report=events.append,
+            look=list,
         )
         reader._tailer.start()
         job = OpenJob(job_id="7", cluster="c", node="n1", files=(str(path),), users=frozenset({STRANGER}))
@@ -148,7 +154,9 @@ def test_a_log_that_is_no_file_is_not_opened(attempt: Attempt, matcher: Matcher,
     log = Path("/dev/zero") if kind == "device" else tmp_path if kind == "folder" else tmp_path / "job.log"
     if kind == "pipe":
         os.mkfifo(log)
-    reader = SlurmOutput(node="n1", source="agent:n1", matcher=matcher, clock=SystemClock(), report=print, look=list)
+    reader = SlurmOutput(
+        node="n1", source="agent:n1", parser=ParserInside(matcher), clock=SystemClock(), report=print, look=list
+    )
     users = frozenset({log.stat().st_uid})
     reader._files[str(log)] = slurm_output._Followed(None, None, 0.0, users)
     try:
@@ -192,7 +200,11 @@ def watch(matcher: Matcher, pattern: str, write=lambda: None) -> list[object]:
     async def body() -> None:
         logs = [LogFile(path=pattern, kind="output")]
         reader = LogWatch(
-            logs, identity=SimpleNamespace(name="n1"), matcher=matcher, clock=SystemClock(), on_finding=found.append
+            logs,
+            identity=SimpleNamespace(name="n1"),
+            parser=ParserInside(matcher),
+            clock=SystemClock(),
+            on_finding=found.append,
         )
         reader._first = False  # what a file holds is news
         reader._tailer.start()

@@ -13,8 +13,8 @@ import pytest
 from attack_fixture import Attempt
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
-from holdfast.adapters.kernel_device import parse_record
 from holdfast.adapters.kernel_journal import JOURNAL
+from holdfast.adapters.kernel_record import parse_record
 from holdfast.adapters.probes import sysfs_reading
 from holdfast.agent import kernel_log, node_loop, process
 from holdfast.agent.kernel_log import RESET_MARK, KernelLog
@@ -23,6 +23,7 @@ from holdfast.agent.process import AgentOptions, build_agent
 from holdfast.detect import matcher as matching
 from holdfast.detect.matcher import Matcher
 from holdfast.model.evidence import Finding, Role
+from parsers import ParserInside
 
 LOST = "NVRM: Xid (PCI:0000:65:00): 79, pid=1, GPU has fallen off the bus."
 
@@ -37,7 +38,7 @@ def log_of(path: Path, matcher: Matcher, found: list[Finding], **how: bool) -> K
         path,
         identity=NodeIdentity(name="node07", boot_id="boot-1"),
         gpus=GpuTable({"0000:65:00": 3}),
-        matcher=matcher,
+        parser=ParserInside(matcher),
         clock=SystemClock(),
         on_finding=found.append,
         **how,
@@ -133,6 +134,15 @@ def test_the_check_of_the_kernel_log_is_not_told_by_users(attempt: Attempt, line
     attempt.judge(succeeded=text.startswith(b"NVRM"))
 
 
+@pytest.mark.parametrize("number", ["-1", "+6", "6_0", " 6", "9" * 5000, "6.0", ""])
+def test_a_record_has_the_kernels_numbers_or_is_none(number: str) -> None:
+    """The agent and `holdfast check kernel-xid` read records by one function; thousands of digits end neither."""
+    line = f"{number},42,15,-;{LOST}".encode()
+    assert parse_record(line) is None
+    assert sysfs_reading.kernels_text(line) == b""
+    assert sysfs_reading.kernels_text(line, is_device=False) == line
+
+
 # --- syslog's files, where `logger -t kernel` writes ---
 
 
@@ -159,7 +169,7 @@ def test_where_the_device_is_closed_syslog_moves_no_node(
     monkeypatch.setattr(process, "SYSLOGS", (messages,))
     monkeypatch.setattr(process, "can_read", lambda: False)
     monkeypatch.setattr(process, "read_catalogue", lambda _folders: None)
-    monkeypatch.setattr(process, "read_matcher", lambda _catalogue: matcher)
+    monkeypatch.setattr(process, "ParserProcess", lambda *_given: ParserInside(matcher))
 
     async def body() -> list[Finding]:
         agent = build_agent(agent_options(tmp_path))
@@ -192,7 +202,7 @@ def test_syslog_is_believed_where_the_site_says_so(
     monkeypatch.setattr(process, "messages_file", lambda _options, config: messages if config.reads_messages else None)
     monkeypatch.setattr(process, "find_kernel_log", lambda: messages)
     monkeypatch.setattr(process, "read_catalogue", lambda _folders: None)
-    monkeypatch.setattr(process, "read_matcher", lambda _catalogue: matcher)
+    monkeypatch.setattr(process, "ParserProcess", lambda *_given: ParserInside(matcher))
     options = agent_options(tmp_path, **({"kernel_log": messages} if named else {}))
     if preset:
         (tmp_path / "agent.toml").write_text(f'preset = "{preset}"\n')

@@ -49,6 +49,7 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Domain, Finding, Place, Severity
 from holdfast.model.records import Mark, NodeState
 from holdfast.ports import Entry, Touched
+from parsers import ParserInside
 
 pytestmark = pytest.mark.timeout(600)
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "observability"
@@ -255,7 +256,7 @@ async def agent(folder: Path, url: str):
         AgentSettings(kernel_log=folder / "kmsg", state_dir=folder / "agent", beat_s=0.2, metrics="127.0.0.1:0"),
         identity=NodeIdentity(name="n1", boot_id="b-n1", instance_id="m-n1"),
         gpus=GpuTable({}),
-        matcher=read_matcher(read_catalogue()),
+        parser=ParserInside(read_matcher(read_catalogue())),
         clock=SystemClock(),
         controller=ControllerLink(url, token_file=folder / "agent-token"),
         looker=Looker(reach, parse_config("poll_s = 0.5\n"), clock=SystemClock()),

@@ -2,8 +2,7 @@
 
 The agent follows it inside its asyncio loop (the device can be polled; there is no thread). Records carry a sequence
 number that only grows within a boot and the seconds since boot, from which the time on the wall is worked out. When the
-ring was overwritten before we read it, the gap is counted and reading goes on. Format: the kernel's
-Documentation/ABI/testing/dev-kmsg.
+ring was overwritten before we read it, the gap is counted and reading goes on.
 """
 
 from __future__ import annotations
@@ -15,37 +14,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct
-
+from holdfast.adapters.kernel_record import Record, parse_record
 from holdfast.errors import LinkError
 from holdfast.ports import Clock
 
 RECORD_MAX = 8192
 """CONSOLE_EXT_LOG_MAX of the kernel; a shorter buffer makes the read fail."""
 RECORDS_PER_TURN = 256
-
-
-class Record(Struct, frozen=True):
-    """One message of the kernel log."""
-
-    sequence: int
-    seconds: float
-    """Since boot."""
-    text: bytes
-    facility: int = 0
-    """Who wrote it: 0 is the kernel itself, and no program can say that it were."""
-
-
-def parse_record(raw: bytes) -> Record | None:
-    """`6,1234,5678901,-;text`, with continuation lines that begin with a space. None when it is none of that."""
-    head, mark, rest = raw.partition(b";")
-    fields = head.split(b",")
-    if not mark or len(fields) < 3:
-        return None
-    try:
-        return Record(int(fields[1]), int(fields[2]) / 1e6, rest.partition(b"\n")[0], int(fields[0]) >> 3)
-    except ValueError:
-        return None
 
 
 class KernelDevice:

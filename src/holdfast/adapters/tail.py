@@ -15,7 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import inotify_simple
@@ -24,6 +24,8 @@ from msgspec import Struct
 
 READ_SIZE = 1 << 18
 READS_PER_TURN = 16
+FULL_AGAIN_S = 0.05
+"""Between two looks at a file whose receiver is full."""
 """Reads of one file before the others get their turn."""
 HEAD_SIZE = 256
 POLL_S = 0.5
@@ -58,6 +60,13 @@ class _Tail:
         self.identity = (0, 0)
         self.watch = -1
         self.more = False
+        self.waits = False
+
+    def wait(self, loop: asyncio.AbstractEventLoop, look: Callable[[_Tail], None]) -> None:
+        """Have it looked at again a moment later, once."""
+        if not self.waits:
+            self.waits = True
+            loop.call_later(FULL_AGAIN_S, look, self)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -80,6 +89,7 @@ class Tailer:
         poll_s: how often files are looked at that cannot be watched.
         force_poll: watch nothing, look at every file.
         open_file: opens a file to read it, or raises OSError: for a reader with more rights than who places the files.
+        is_full: whether the receiver of a file's bytes asks to wait: it is looked at again a moment later.
     """
 
     def __init__(
@@ -90,8 +100,10 @@ class Tailer:
         poll_s: float = POLL_S,
         force_poll: bool = False,
         open_file: Callable[[str], int] = open_plainly,
+        is_full: Callable[[str], bool] = lambda _path: False,
     ) -> None:
         self._open_file = open_file
+        self._is_full = is_full
         self._on_data = on_data
         self._on_reset = on_reset or (lambda _path, _why: None)
         self._poll_s = poll_s
@@ -173,11 +185,6 @@ class Tailer:
         for tail in list(self._tails.values()):
             self._look(tail, to_end=True)
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The followed files."""
-        return tuple(self._tails)
-
     def position(self, path: str | Path, pending: int = 0) -> Position | None:
         """How far the file was delivered, less `pending` bytes that the receiver has not used (a torn line)."""
         tail = self._tails.get(str(path))
@@ -219,11 +226,7 @@ class Tailer:
     def _deliver_rest(self, path: str, rotated: Path, position: Position) -> None:
         fd = self._open_file(str(rotated))
         try:
-            offset = position.offset
-            if _head(fd, min(offset, HEAD_SIZE)) != position.head:
-                return
-            while data := os.pread(fd, READ_SIZE, offset):
-                offset += len(data)
+            for data in _rest(fd, position):
                 self._on_data(path, data)
         finally:
             os.close(fd)
@@ -283,6 +286,8 @@ class Tailer:
         """Deliver what is new, then see whether the path is another file by now."""
         tail.more = False
         self._advance(tail, to_end=to_end)
+        if not to_end and self._is_full(tail.path):
+            return  # what it was renamed to, or cut to, is seen once its bytes are read
         try:
             stat = tail.place.stat()
         except OSError:
@@ -306,6 +311,9 @@ class Tailer:
             return
         turns = 0
         while True:
+            if not to_end and self._loop is not None and self._is_full(tail.path):
+                tail.wait(self._loop, self._look_if_followed)
+                return
             try:
                 data = os.pread(tail.fd, READ_SIZE, tail.offset)
             except OSError:
@@ -318,7 +326,7 @@ class Tailer:
             self._on_data(tail.path, data)
             turns += 1
             if turns >= READS_PER_TURN and not to_end and self._loop is not None:
-                self._loop.call_soon(self._advance_if_followed, tail)
+                self._loop.call_soon(self._look_if_followed, tail)
                 return
             if tail.fd < 0:
                 return
@@ -327,9 +335,10 @@ class Tailer:
             self._on_reset(tail.path, "truncated")
             self._advance(tail, to_end=to_end)
 
-    def _advance_if_followed(self, tail: _Tail) -> None:
+    def _look_if_followed(self, tail: _Tail) -> None:
+        tail.waits = False
         if self._tails.get(tail.path) is tail:
-            self._advance(tail)
+            self._look(tail)
 
     def _schedule_poll(self) -> None:
         if self._loop is None or self._timer is not None:
@@ -353,6 +362,15 @@ class Tailer:
             return
         if (stat.st_dev, stat.st_ino) != tail.identity or stat.st_size != tail.offset or tail.fd < 0:
             self._look(tail)
+
+
+def _rest(fd: int, position: Position) -> Iterator[bytes]:
+    """What stands behind this place, if it is that file."""
+    offset = position.offset
+    if _head(fd, min(offset, HEAD_SIZE)) == position.head:
+        while data := os.pread(fd, READ_SIZE, offset):
+            offset += len(data)
+            yield data
 
 
 def _head(fd: int, size: int) -> str:

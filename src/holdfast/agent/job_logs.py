@@ -8,6 +8,7 @@ agent may read more than they: a link, a pipe or a second name that a user has p
 
 from __future__ import annotations
 
+import functools
 import glob
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_log_rules import JobLogRules
 from holdfast.agent.kernel_log import IGNORED
 from holdfast.agent.node_facts import NodeIdentity
+from holdfast.agent.parser import ParsedStream, ParserProcess
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
-from holdfast.detect.matcher import LineStream, Matcher, StreamSource
+from holdfast.detect.matcher import Match, StreamSource
 from holdfast.model.evidence import Finding, Place, Role
 from holdfast.os.files import open_regular
 from holdfast.ports import Clock
@@ -43,7 +45,7 @@ class LogWatch:
     Args:
         logs: which.
         identity: the node.
-        matcher: the compiled catalogue.
+        parser: judges the lines.
         clock: the time.
         on_finding: called with each finding.
     """
@@ -53,22 +55,27 @@ class LogWatch:
         logs: Sequence[LogFile],
         *,
         identity: NodeIdentity,
-        matcher: Matcher,
+        parser: ParserProcess,
         clock: Clock,
         on_finding: Callable[[Finding], None],
     ) -> None:
         self.logs = tuple(logs)
         self._identity = identity
-        self._matcher = matcher
+        self._parser = parser
         self._clock = clock
         self._on_finding = on_finding
         self._rates = RuleRates()
-        self._streams: dict[str, LineStream] = {}
+        self._streams: dict[str, ParsedStream] = {}
         self._tailer = Tailer(
-            self._on_data, self._on_reset, poll_s=LOOK_S, force_poll=True, open_file=lambda path: open_log(Path(path))
+            self._on_data,
+            self._on_reset,
+            poll_s=LOOK_S,
+            force_poll=True,
+            open_file=lambda path: open_log(Path(path)),
+            is_full=lambda path: self._streams[path].is_full,
         )
         self._first = True
-        self.rules = JobLogRules(identity.name, matcher.catalogue, on_finding)
+        self.rules = JobLogRules(identity.name, parser.catalogue, on_finding)
 
     async def run(self) -> None:
         """Follow what is there, and look for new files, until cancelled."""
@@ -92,28 +99,33 @@ class LogWatch:
                 wanted.setdefault(path, log)
         for path in set(self._streams) - set(wanted):
             self._tailer.remove(path)
-            del self._streams[path]
+            self._streams.pop(path).close()
             self.rules.forget(path)
         for path, log in wanted.items():
             if path not in self._streams and len(self._streams) < FILES_MAX:
-                self._streams[path] = self._stream(StreamKind(log.kind))
+                self._streams[path] = self._stream(path, StreamKind(log.kind))
                 if log.log_rules:
                     self.rules.follow(path, log.log_rules, self._clock.now())
                 self._tailer.add(path, from_end=self._first)
         self._first = False
 
-    def _stream(self, kind: StreamKind) -> LineStream:
-        return self._matcher.stream(StreamSource(kind=kind, node=self._identity.name))
+    def _stream(self, path: str, kind: StreamKind) -> ParsedStream:
+        source = StreamSource(kind=kind, node=self._identity.name)
+        return self._parser.stream(source, path, functools.partial(self._judged, path, kind))
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
-        self._streams[path] = self._stream(self._streams[path].source.kind)
+        old = self._streams[path]
+        self._streams[path] = self._stream(path, old.source.kind)
+        old.close()
         self.rules.begin(path, self._clock.now())
 
     def _on_data(self, path: str, data: bytes) -> None:
         at = self._clock.now()
         self.rules.feed(path, data, at)
-        stream = self._streams[path]
-        for match in stream.feed(data, at):
+        self._streams[path].feed(data, at)
+
+    def _judged(self, path: str, kind: StreamKind, matches: list[Match], at: float, place: int | None) -> None:  # noqa: ARG002 - the parser's form
+        for match in matches:
             if match.rule.role in IGNORED or not (count := self._rates.admit(match.rule, match.rank, at)):
                 continue
             finding = to_finding(
@@ -125,6 +137,6 @@ class LogWatch:
                 id_prefix=f"{self._identity.name}:{path}:{at:.3f}",
                 file=Path(path).name,
             )
-            if stream.source.kind is StreamKind.OUTPUT and finding.role is not Role.CONTEXT:
+            if kind is StreamKind.OUTPUT and finding.role is not Role.CONTEXT:
                 finding = msgspec.structs.replace(finding, role=Role.CONTEXT)
             self._on_finding(counted(finding, count))

@@ -10,20 +10,23 @@ file, of the record in the device. Only what the kernel itself wrote moves a nod
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.adapters.kernel_device import KernelDevice, Record
+from holdfast.adapters.kernel_device import KernelDevice
 from holdfast.adapters.kernel_journal import JOURNAL, KernelJournal
+from holdfast.adapters.kernel_record import Record
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
+from holdfast.agent.parser import ParsedStream, ParserProcess
 from holdfast.agent.syslog_lines import KernelLines
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
-from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
+from holdfast.detect.matcher import Match, StreamSource
 from holdfast.model.evidence import Finding, Place, Role
 from holdfast.os.files import write_whole
 from holdfast.ports import Clock
@@ -73,7 +76,7 @@ class KernelLog:
         path: a file that grows, the device, or `kernel_journal.JOURNAL`.
         identity: the node.
         gpus: which GPU sits at which PCI address.
-        matcher: the compiled catalogue.
+        parser: judges the lines.
         clock: for the time of findings.
         on_finding: called with each finding, in order.
         bookmark: file to remember the position in; None: begin at the log's start each time.
@@ -87,7 +90,7 @@ class KernelLog:
         *,
         identity: NodeIdentity,
         gpus: GpuTable,
-        matcher: Matcher,
+        parser: ParserProcess,
         clock: Clock,
         on_finding: Callable[[Finding], None],
         bookmark: Path | None = None,
@@ -100,7 +103,7 @@ class KernelLog:
         self._sieve: KernelLines | None = None
         self._identity = identity
         self._gpus = gpus
-        self._matcher = matcher
+        self._parser = parser
         self._clock = clock
         self._on_finding = on_finding
         self._bookmark = bookmark
@@ -116,9 +119,9 @@ class KernelLog:
         self.reset_at = 0.0
         """When a GPU reset was last seen in the log."""
 
-    def _new_stream(self) -> LineStream:
+    def _new_stream(self) -> ParsedStream:
         source = StreamSource(kind=StreamKind.KERNEL, node=self._identity.name)
-        return self._matcher.stream(source)
+        return self._parser.stream(source, self.path.name, functools.partial(self._judged, self._mark.consumed))
 
     def start(self) -> None:
         """Go on where the last agent of this boot stopped (of any boot in syslog's files), else at the first line.
@@ -128,6 +131,8 @@ class KernelLog:
         """
         found = self._read_bookmark()
         self._mark = found or self._mark
+        self._stream.close()
+        self._stream = self._new_stream()
         if self._is_syslog:
             self._sieve = KernelLines(self._clock.now(), found.at if found else None, self._identity.booted_at)
         if self.path == JOURNAL:
@@ -136,7 +141,7 @@ class KernelLog:
             self._not_before = 0.0 if found is not None else self._clock.now() - FIRST_LOOK_S
             self._source = KernelDevice(self.on_record, self._clock, self.path, after=self._mark.sequence)
         else:
-            self._source = Tailer(self._on_data, self._on_reset)
+            self._source = Tailer(self._on_data, self._on_reset, is_full=lambda _path: self._stream.is_full)
             self._source.add(self.path, position=self._mark.position)
         self._source.start()
 
@@ -152,17 +157,18 @@ class KernelLog:
         """One record of the device, written at this Unix time. What programs have written there is passed over."""
         if at >= self._not_before and is_kernels(record, self._identity):
             self._feed(record.text + b"\n", at, place=record.sequence)
-        self._mark.sequence = record.sequence
-        self._remember()
+        elif not self._stream.pending:
+            self._mark.sequence = record.sequence
+            self._remember()
 
     def _on_data(self, path: str, data: bytes) -> None:  # noqa: ARG002 - the tailer's form
         now = self._clock.now()
         self._feed(data if self._sieve is None else self._sieve.sieve(data, now), now)
-        self._remember()
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
         """The file begins anew: offsets go on counting, so that ids stay unique."""
         self._mark.consumed += self._stream.offset
+        self._stream.close()
         self._stream = self._new_stream()
         if self._sieve is not None:
             self._sieve.begin()
@@ -171,11 +177,16 @@ class KernelLog:
         if RESET_MARK in data and tells_of_resets(self._source, is_syslog=self._is_syslog):
             self.reset_at = at
             self._on_gpu_reset()
-        for match in self._stream.feed(data, at):
+        self._stream.feed(data, at, place)
+
+    def _judged(self, consumed: int, matches: list[Match], at: float, place: int | None) -> None:
+        for match in matches:
             if match.rule.role not in IGNORED and (count := self._rates.admit(match.rule, match.rank, at)):
                 self.findings += 1
-                where = place if place is not None else match.offset + self._mark.consumed
+                where = place if place is not None else match.offset + consumed
                 self._on_finding(counted(self._finding(match, where, at), count))
+        self._mark.sequence = self._mark.sequence if place is None else place
+        self._remember()
 
     def _finding(self, match: Match, where: int, at: float) -> Finding:
         finding = to_finding(

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from holdfast.adapters.probes.check import Status
 from holdfast.adapters.probes.facts import GpuFacts
 from holdfast.agent.health import HealthWatch
+from holdfast.agent.parser import ParserProcess
 from holdfast.client import Reporter
 from holdfast.errors import UsageError
 
@@ -32,6 +33,7 @@ class Watched(Protocol):
     """What is read of an agent: `node_loop.NodeAgent`."""
 
     reporter: Reporter
+    parser: ParserProcess
     health: HealthWatch | None
     heard: bool
     blind: str
@@ -69,6 +71,15 @@ class AgentCollector(Collector):
         )
         yield GaugeMetricFamily(
             "holdfast_agent_kernel_log_readable", "1 while the kernel log is read.", float(not agent.blind)
+        )
+        yield GaugeMetricFamily(
+            "holdfast_agent_parser_up", "1 while the process that judges lines lives.", float(not agent.parser.why)
+        )
+        yield CounterMetricFamily(
+            "holdfast_agent_parser_deaths", "How often that process died and was started again.", agent.parser.deaths
+        )
+        yield CounterMetricFamily(
+            "holdfast_agent_parser_skipped_bytes", "Bytes of logs that were not judged.", agent.parser.skipped
         )
         yield from self._checks()
         yield from network_families(psutil.net_io_counters(pernic=True))

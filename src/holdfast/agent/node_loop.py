@@ -28,11 +28,11 @@ from holdfast.agent.job_logs import LogWatch
 from holdfast.agent.kernel_log import KernelLog, as_context
 from holdfast.agent.metrics import MetricsServer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
+from holdfast.agent.parser import ParserProcess
 from holdfast.agent.slurm_output import SlurmOutput
 from holdfast.agent.told import seen
 from holdfast.agent.validation import FRESH_S, quick_checks
 from holdfast.client import Reporter, Spool
-from holdfast.detect.matcher import Matcher
 from holdfast.errors import LinkError, UserError, WireError
 from holdfast.model.events import (
     AgentAttached,
@@ -90,7 +90,7 @@ class NodeAgent:
         settings: see AgentSettings.
         identity: which node this is.
         gpus: which GPU sits at which PCI address.
-        matcher: the compiled catalogue.
+        parser: judges lines.
         clock: the time.
         controller: the way to the controller, as far as it is known.
         looker: the health checks; None: none are run.
@@ -103,7 +103,7 @@ class NodeAgent:
         *,
         identity: NodeIdentity,
         gpus: GpuTable,
-        matcher: Matcher,
+        parser: ParserProcess,
         clock: Clock,
         controller: ControllerLink,
         looker: Looker | None = None,
@@ -113,7 +113,7 @@ class NodeAgent:
         self.identity = identity
         self.source = f"agent:{identity.name}"
         self._clock = clock
-        self._matcher = matcher
+        self.parser = parser
         self._controller = controller
         self._requests: deque[str] = deque(maxlen=REQUESTS_REMEMBERED)
         self._roots: deque[Finding] = deque(maxlen=ROOTS_MAX)
@@ -122,7 +122,7 @@ class NodeAgent:
             controller, self.source, Spool(settings.state_dir / "spool.jsonl"), retry_max_s=RETRY_MAX_S
         )
         self._make_log = functools.partial(
-            KernelLog, identity=identity, gpus=gpus, matcher=matcher, clock=clock, on_finding=self._seen
+            KernelLog, identity=identity, gpus=gpus, parser=parser, clock=clock, on_finding=self._seen
         )
         bookmark = settings.state_dir / "bookmark.json"
         self.log = self._make_log(
@@ -147,16 +147,14 @@ class NodeAgent:
                 looker,
                 identity=identity,
                 source=self.source,
-                catalogue=matcher.catalogue,
+                catalogue=parser.catalogue,
                 clock=clock,
                 report=self._report,
                 state_dir=settings.state_dir,
             )
-        self.job_logs = LogWatch(settings.logs, identity=identity, matcher=matcher, clock=clock, on_finding=self._seen)
+        self.job_logs = LogWatch(settings.logs, identity=identity, parser=parser, clock=clock, on_finding=self._seen)
         self.slurm_output = (
-            SlurmOutput(
-                node=identity.name, source=self.source, matcher=matcher, clock=clock, report=self.reporter.report
-            )
+            SlurmOutput(node=identity.name, source=self.source, parser=parser, clock=clock, report=self.reporter.report)
             if settings.slurm
             else None
         )
@@ -173,13 +171,14 @@ class NodeAgent:
             self._scratch,
             node=self.identity.name,
             source=self.source,
-            catalogue=self._matcher.catalogue,
+            catalogue=self.parser.catalogue,
             clock=self._clock,
             report=self.reporter.report,
         )
         try:
             self.read_messages(self.settings.messages)
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.parser.run())
                 tasks.create_task(self._follow_kernel_log())
                 tasks.create_task(self.reporter.run())
                 tasks.create_task(self._beat())
@@ -233,7 +232,9 @@ class NodeAgent:
 
     def unwell(self) -> str:
         """Why this agent does not do its work; empty: it does. A controller that is away is not its fault."""
-        return f"the kernel log cannot be read: {self.blind}" if self.blind not in {"", FORGEABLE} else ""
+        if self.blind not in {"", FORGEABLE}:
+            return f"the kernel log cannot be read: {self.blind}"
+        return self.parser.why
 
     async def _follow_kernel_log(self) -> None:
         """Open it, and again when that fails: an agent without the right to read it does what else it can."""

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.adapters.catalogue_files import read_catalogue
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.layout import Devices
@@ -29,6 +29,7 @@ from holdfast.agent.controller_link import ControllerLink
 from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import NodeIdentity, embedded_gpus, read_embedded, read_machine
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
+from holdfast.agent.parser import ParserProcess, ParserSettings
 from holdfast.errors import ConfigError, UsageError
 from holdfast.os.tls import DEFAULT_TRUST, Trust
 from holdfast.ports import Clock
@@ -116,7 +117,9 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         settings,
         identity=identity,
         gpus=gpus,
-        matcher=read_matcher(read_catalogue(options.rules)),
+        parser=ParserProcess(
+            read_catalogue(options.rules), clock, ParserSettings(rules=options.rules, user=config.parser_user)
+        ),
         clock=clock,
         looker=make_looker(config, settings.state_dir, identity, clock, folder=folder) if wanted else None,
         on_reset=(lambda: _reset_devices(folder)) if folder is not None else None,

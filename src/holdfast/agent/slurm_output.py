@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -23,10 +24,11 @@ from msgspec import Struct, structs
 from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
+from holdfast.agent.parser import ParsedStream, ParserProcess
 from holdfast.agent.told import seen
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
-from holdfast.detect.matcher import LineStream, Match, Matcher, StreamSource
+from holdfast.detect.matcher import Match, StreamSource
 from holdfast.detect.told import is_durable, path_told, seconds_told, step_told
 from holdfast.model.cluster import JobKey, attempt_name
 from holdfast.model.events import AnyEvent, CheckpointSaved, FirstStepDone, StepReached
@@ -66,7 +68,7 @@ class _Attempt(Struct):
 
 class _Followed(Struct):
     attempt: _Attempt
-    stream: LineStream
+    stream: ParsedStream
     seen_at: float
     users: frozenset[int]
     """Whose it has to be."""
@@ -91,7 +93,7 @@ class SlurmOutput:
     Args:
         node: this node's name.
         source: name of the agent in events.
-        matcher: the compiled catalogue.
+        parser: judges the lines.
         clock: the time.
         report: takes the events.
         look: finds the jobs and their files; replaced in tests.
@@ -102,14 +104,14 @@ class SlurmOutput:
         *,
         node: str,
         source: str,
-        matcher: Matcher,
+        parser: ParserProcess,
         clock: Clock,
         report: Callable[[AnyEvent], None],
         look: Callable[[], list[OpenJob]] = open_jobs,
     ) -> None:
         self._node = node
         self._source = source
-        self._matcher = matcher
+        self._parser = parser
         self._clock = clock
         self._report = report
         self._look = look
@@ -117,7 +119,7 @@ class SlurmOutput:
         self._attempts: dict[_Run, _Attempt] = {}
         self._rates = RuleRates()
         self._points = SlotPoints()
-        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S, open_file=self._open)
+        self._tailer = Tailer(self._on_data, self._on_reset, poll_s=LOOK_S, open_file=self._open, is_full=self._is_full)
 
     async def run(self) -> None:
         """Look and follow until cancelled."""
@@ -175,7 +177,8 @@ class SlurmOutput:
                     if followed.attempt is attempt and not followed.is_looked:
                         followed.is_looked = True
                         continue
-                    self._files[path] = _Followed(attempt, self._stream(), now, job.users)
+                    followed.stream.close()
+                    self._files[path] = _Followed(attempt, self._stream(attempt, path), now, job.users)
                     for data in followed.held:
                         self._on_data(path, data)
                     continue
@@ -183,12 +186,13 @@ class SlurmOutput:
                 position = self._tailer.position(path) if followed is not None else None
                 if followed is not None:
                     self._tailer.remove(path)
-                self._files[path] = _Followed(attempt, self._stream(), now, job.users)
+                    followed.stream.close()
+                self._files[path] = _Followed(attempt, self._stream(attempt, path), now, job.users)
                 self._tailer.add(path, position=position)
         for path, followed in list(self._files.items()):
             if now - followed.seen_at > LINGER_S:
                 self._tailer.remove(path)
-                del self._files[path]
+                self._files.pop(path).stream.close()
         used = {id(followed.attempt) for followed in self._files.values()}
         for run, attempt in list(self._attempts.items()):
             if run not in live and id(attempt) not in used:
@@ -203,8 +207,13 @@ class SlurmOutput:
         os.close(opened)
         raise PermissionError(errno.EPERM, "it is not the job's user's", path)
 
-    def _stream(self) -> LineStream:
-        return self._matcher.stream(StreamSource(kind=StreamKind.OUTPUT, node=self._node))
+    def _stream(self, attempt: _Attempt, path: str) -> ParsedStream:
+        source = StreamSource(kind=StreamKind.OUTPUT, node=self._node)
+        return self._parser.stream(source, path, functools.partial(self._judged, attempt, path))
+
+    def _is_full(self, path: str) -> bool:
+        followed = self._files.get(path)
+        return followed is not None and followed.stream.is_full
 
     def _on_reset(self, path: str, why: str) -> None:
         """The file is another one now, or begins anew: most likely the next run's, which the next look will show."""
@@ -219,12 +228,14 @@ class SlurmOutput:
         if followed.held is not None:
             followed.held.append(data)
             return
-        now = self._clock.now()
-        for match in followed.stream.feed(data, now):
+        followed.stream.feed(data, self._clock.now())
+
+    def _judged(self, attempt: _Attempt, path: str, matches: list[Match], at: float, place: int | None) -> None:  # noqa: ARG002 - the parser's form
+        for match in matches:
             if match.rule.role in _FAULTS:
-                self._fault(followed.attempt, path, match, now)
+                self._fault(attempt, path, match, at)
             elif match.rule.role in {Role.PROGRESS, Role.CHECKPOINT}:
-                self._progress(followed.attempt, match, now)
+                self._progress(attempt, match, at)
 
     def _fault(self, attempt: _Attempt, path: str, match: Match, now: float) -> None:
         count = self._rates.admit(match.rule, match.rank, now)

@@ -358,6 +358,12 @@ async def _reviewed(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity 
     return Identity(f"{kind} of {name}", Role.AGENT, only=source, id=source) if source else None
 
 
+def is_guess(authorization: str) -> bool:
+    """Could a header that is not accepted be a guess at a token? One that names another scheme or issuer is none."""
+    scheme, _, token = authorization.partition(" ")
+    return scheme.lower() == "bearer" and token.strip().startswith(PREFIX)
+
+
 def who(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
     """Who asks: by bearer token, else by the cockpit's session; None: nobody that is known.
 

@@ -38,6 +38,8 @@ CATCH_UP_S = 3.0
 LOOK_S = 0.05
 AHEAD_S = 900.0
 """A reporter's clock may be ahead of the controller's by this much, beyond what its beats have told of it."""
+LAST_WORDS_S = 60.0
+"""So long after a job was seen to have left its node the agent there may have read what it printed at its end."""
 LOG_AGAIN_S = 600.0
 SOURCES_KEPT = 4096
 SOURCE_MAX = 256
@@ -343,13 +345,18 @@ async def own_finding(reporter: Reporter, event: e.AnyEvent) -> None:
 
 
 async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
-    """Check that the scheduler has placed the job that the event names, if any, on the agent's node."""
+    """Check that the scheduler has placed the job that the event names, if any, on the agent's node at that time."""
     job = _job(event)
     if job is None:
         return
     lately = reporter.controller.clock.now() - LEFT_KEPT_S
     if not await reporter.finds(lambda: reporter.node in reporter.shell.nodes_of(job, left_after=lately)):
         raise RefusedError(f"{reporter.source} may not speak of job {job}, which is not on its node")
+    left = reporter.shell.left_at(job, reporter.node)
+    at = event.finding.at if isinstance(event, e.FindingSeen) else event.at
+    ahead_s = max(0.0, reporter.controller.presence.ahead_s(reporter.source) or 0.0)
+    if left is not None and at > left + LAST_WORDS_S + ahead_s:
+        raise RefusedError(f"{reporter.source} may not speak of job {job} of a time when it had left the node")
 
 
 async def own_job(reporter: Reporter, event: e.AnyEvent) -> None:

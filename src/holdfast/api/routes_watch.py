@@ -12,7 +12,7 @@ from litestar.datastructures import State
 from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 
-from holdfast.api.auth import Role, who
+from holdfast.api.auth import Role, is_guess, who
 from holdfast.api.metrics import ControllerCollector
 from holdfast.api.newest import doubt
 from holdfast.controller import Health
@@ -48,7 +48,7 @@ async def healthz(state: State) -> Response[Health]:
 async def metrics(request: Request[Any, Any, State], state: State) -> Response[bytes]:
     """Figures of the controller as Prometheus text; those of single jobs with the token of a viewer who sees all."""
     identity = who(request)
-    if identity is None and "authorization" in request.headers:
+    if identity is None and is_guess(request.headers.get("authorization", "")):
         state.limits.count_refusal(request)
     names_jobs = state.open_metrics or (identity is not None and identity.may(Role.VIEWER) and not identity.sees)
     registry = CollectorRegistry()

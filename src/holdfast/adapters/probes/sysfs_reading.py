@@ -13,12 +13,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from holdfast.adapters.kernel_record import parse_record
+
 COUNTER_MAX = 1 << 63
 WRITE_BYTES = 4096
 RECORD_BYTES = 8192
 """Each read of /dev/kmsg gives one record, which fits into this."""
-KERNELS_PRIORITIES = 8
-"""Of facility 0, which no program can give."""
 XIDS_MAX = 500
 NETWORK = ("nfs", "lustre", "fuse.", "gpfs", "beegfs", "ceph", "glusterfs", "cifs", "smb", "9p", "wekafs", "pvfs")
 """File systems that live on other machines: they may not answer."""
@@ -48,11 +48,10 @@ def _there(folder: Path, absent: str) -> Path:
 
 def kernels_text(line: bytes, *, is_device: bool = True) -> bytes:
     """The text of a record of the kernel's own, empty for a program's; of a file also a line that is no record."""
-    head, mark, text = line.partition(b";")
-    numbers = head.split(b",")[:3]
-    if mark and len(numbers) == 3 and all(number.isdigit() for number in numbers):
-        return text if int(numbers[0]) < KERNELS_PRIORITIES else b""
-    return b"" if is_device else line
+    record = parse_record(line)
+    if record is None:
+        return b"" if is_device else line
+    return record.text if record.facility == 0 else b""
 
 
 def xid_lines(path: Path) -> list[str]:
