@@ -301,12 +301,19 @@ class AsyncClient:
 
 
 def _checking(trust: Trust, url: str, token: str) -> Callable[[httpx.Request], Coroutine[Any, Any, None]]:
-    """Check trust anew before each request: a controller that has ended leaves its port to other users."""
+    """Check trust anew before each new connection: a controller that has ended leaves its port to other users.
 
-    async def check(_request: httpx.Request) -> None:
-        trust.check(url, token)
+    A kept connection leads to the process that accepted it, so nobody else can come to it later.
+    """
 
-    return check
+    async def step(name: str, _facts: dict[str, Any]) -> None:
+        if name == "connection.connect_tcp.started":
+            trust.check(url, token)
+
+    async def watch(request: httpx.Request) -> None:
+        request.extensions["trace"] = step
+
+    return watch
 
 
 def _part(name: str) -> str:
