@@ -24,11 +24,13 @@ from holdfast.os.listeners import listener_uids
 from holdfast.os.tokens import check_token
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
+MUNGE = "HOLDFAST_MUNGE"
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
 _PEM_SIZE_MAX = 1 << 22
 _YES = frozenset({"1", "true", "t", "yes", "y", "on"})
 """What counts as yes in the environment, for every command alike."""
+_NO = frozenset({"", "0", "false", "f", "no", "n", "off"})
 _HTTP_PORT = 80
 _USERS_FROM = 1000
 """UID_MIN of login.defs: numbers below are root's and those of services, as the controller's own account is."""
@@ -47,6 +49,8 @@ class Trust(Struct, frozen=True):
     """This client's certificate and its key in one PEM file, for a controller that asks for one."""
     plain_http: bool = False
     """The site allows tokens to cross its network unencrypted."""
+    munge: str | None = None
+    """Log in by munge where no token is named: munged's socket, or "" for munge's own; None: do not."""
     owners: frozenset[int] = frozenset()
     """Users who may listen for the token on this machine, beside root and this process's user."""
 
@@ -62,7 +66,7 @@ class Trust(Struct, frozen=True):
         """
         check_token(token)
         where = urlsplit(url)
-        if not token or where.scheme == "https" or self.plain_http:
+        if not (token or self.munge is not None) or where.scheme == "https" or self.plain_http:
             return
         host = where.hostname or ""
         if not (is_loopback(host) or is_own(host)):
@@ -121,8 +125,23 @@ def trust_of(environ: Mapping[str, str], otherwise: Trust = DEFAULT_TRUST) -> Tr
         Path(ca_file) if ca_file else otherwise.ca_file,
         Path(cert_file) if cert_file else otherwise.cert_file,
         otherwise.plain_http or environ.get(PLAIN_HTTP, "").strip().lower() in _YES,
+        named_socket(environ[MUNGE]) if MUNGE in environ else otherwise.munge,
         otherwise.owners,
     )
+
+
+def named_socket(said: str) -> str | None:
+    """What `HOLDFAST_MUNGE` says: None for no, the socket of munged, or "" for munge's own default.
+
+    Raises:
+        ConfigError: neither a word for yes or no, nor an absolute path.
+    """
+    word = said.strip()
+    if word.startswith("/"):
+        return word
+    if word.lower() in _YES | _NO:
+        return "" if word.lower() in _YES else None
+    raise ConfigError(f"{MUNGE}={word}: write 1, or the absolute path of munged's socket")
 
 
 def is_loopback(host: str) -> bool:

@@ -31,8 +31,10 @@ from holdfast.adapters.kubernetes.reviews import TokenReviews
 from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.notify import FileNotifier
 from holdfast.adapters.policy_files import packaged_presets, read_policy
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.api import ApiServer, TokenBook
 from holdfast.api.auth import ensure_tokens
+from holdfast.api.exchange import Directory, Exchange, ensure_key
 from holdfast.api.standing_by import standing_by
 from holdfast.cockpit import Cockpit, router
 from holdfast.controller import Controller
@@ -40,9 +42,10 @@ from holdfast.drill.calendar import Calendar
 from holdfast.drill.calendar import checked as checked_calendar
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
+from holdfast.os import munge
 from holdfast.os.files import locked, write_whole
 from holdfast.os.tls import checked, server_context
-from holdfast.ports import Notifier
+from holdfast.ports import Notifier, Orchestrator
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.notices import FleetFacts, make_outbox
 from holdfast.wiring.orchestrators import (
@@ -105,6 +108,21 @@ def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
         return None
     connect = partial(KubeApi.connect, kubeconfig=settings.kubeconfig)
     return TokenReviews(connect, settings.agent_account, time.monotonic)
+
+
+def make_exchange(slurm: SlurmConfig, orchestrator: Orchestrator, folder: Path) -> Exchange | None:
+    """Who gives tokens for munge credentials; None: nobody was asked for.
+
+    Raises:
+        UsageError: the cluster is no Slurm, which alone knows users and nodes by munge's measure.
+        ConfigError: see `ensure_key`.
+    """
+    if not slurm.munge:
+        return None
+    directory = inner_of(orchestrator)
+    if not isinstance(directory, Directory):
+        raise UsageError("[slurm] munge goes with --cluster slurm: alone")
+    return Exchange(partial(munge.decode, socket=slurm.munge_socket), directory, ensure_key(folder))
 
 
 def log_to_stderr(*, as_json: bool) -> None:
@@ -210,6 +228,7 @@ async def serve(options: Options) -> None:
             open_metrics=config.api.open_metrics,
             collectors=[outbox],
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
+            exchange=make_exchange(slurm, orchestrator, options.folder),
             tls=tls,
         )
         facts.fleet = cockpit.fleet
