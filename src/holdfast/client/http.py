@@ -80,7 +80,7 @@ class AsyncClient:
     ) -> None:
         trust.check(url, token)
         self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
+        self._timeout_s, self._trust = timeout_s, trust
         self._page = page
         self._explain = explain
         # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
@@ -294,8 +294,7 @@ class AsyncClient:
         try:
             response = await self._http.request(method, path, timeout=self._timeout_s + wait_s, **how)
         except BROKEN as error:
-            said = f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
-            raise self._explain(LinkError(said)) from error
+            raise self._explain(_unreachable(self.url, self._trust, error)) from error
         if response.is_success:
             return response
         raise self._explain(_error(response))
@@ -315,6 +314,18 @@ def _checking(trust: Trust, url: str, token: str) -> Callable[[httpx.Request], C
         request.extensions["trace"] = step
 
     return watch
+
+
+def _unreachable(url: str, trust: Trust, error: Exception) -> LinkError:
+    why = str(error) or type(error).__name__
+    is_closed = url.startswith("https:") and isinstance(error, httpx.ReadError | httpx.WriteError)
+    hint = trust.tls_hint(_whole(error), is_closed=is_closed)
+    return LinkError(f"the controller at {url} cannot be reached: {why}{f'; {hint}' if hint else ''}")
+
+
+def _whole(error: BaseException | None) -> str:
+    """What an error and all those behind it say: httpx keeps a TLS alert to itself."""
+    return f"{error!r} {_whole(error.__cause__ or error.__context__)}" if error is not None else ""
 
 
 def _part(name: str) -> str:

@@ -44,8 +44,9 @@ from holdfast.errors import HoldfastError, JournalBusyError, JournalError, Usage
 from holdfast.model.events import PolicyLoaded
 from holdfast.os import munge
 from holdfast.os.files import locked, write_whole
-from holdfast.os.tls import checked, server_context
+from holdfast.os.tls import checked
 from holdfast.ports import Notifier, Orchestrator
+from holdfast.wiring.certificate_watch import CertificateWatch
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.notices import FleetFacts, make_outbox
 from holdfast.wiring.orchestrators import (
@@ -209,6 +210,7 @@ async def serve(options: Options) -> None:
             from holdfast.wiring import kubernetes_cluster  # noqa: PLC0415 - loaded by `make_orchestrator`, there alone
 
             kubernetes_cluster.attach(inner_of(orchestrator), the_controller, notifiers, engines, config.kubernetes)
+        certificate = CertificateWatch(tls, notifiers, options.folder, clock)
         cockpit = Cockpit(
             the_controller,
             tokens,
@@ -226,13 +228,13 @@ async def serve(options: Options) -> None:
             pages=[router(cockpit)],
             sessions=cockpit.sessions,
             open_metrics=config.api.open_metrics,
-            collectors=[outbox],
+            collectors=[outbox, certificate],
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
             exchange=make_exchange(slurm, orchestrator, options.folder),
             tls=tls,
         )
         facts.fleet = cockpit.fleet
-        async with outbox, traced(the_controller, exporter, config.traces.cluster):
+        async with outbox, certificate.running(), traced(the_controller, exporter, config.traces.cluster):
             with signals(the_controller, options):
                 await until_ended(the_controller, api, cockpit, options, toml)
     finally:
@@ -260,7 +262,7 @@ async def until_ended(
     try:
         async with (
             pod_role(options.pod, "standby", kubeconfig),
-            standing_by(options.host, options.port if options.standby else 0, server_context(tls) if tls else None),
+            standing_by(options.host, options.port if options.standby else 0, tls),
         ):
             await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
