@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.memory import MemoryNotifier
 from holdfast.adapters.notify.outbox import Outbox
 from holdfast.adapters.notify.routing import Facts, NotifyConfig
@@ -20,6 +21,7 @@ from holdfast.api.limits import LimitGate
 from holdfast.api.metrics import PHASES, ControllerCollector, Tally
 from holdfast.controller import Figures, Health
 from holdfast.controller.fleet import Fleet
+from holdfast.wiring.certificate_watch import CertificateWatch
 
 PAGE = Path(__file__).parent / "observability.md"
 RULES = PAGE.parent.parent / "deploy/observability/prometheus/holdfast.rules.yml"
@@ -138,6 +140,13 @@ class _NoJobs:
         return SimpleNamespace(at=0.0, jobs=parse_jobs(""), nodes={})
 
 
+def certificate() -> Iterable[Any]:
+    """The family of a controller that serves HTTPS."""
+    watch = CertificateWatch(None, (), Path(), SystemClock())
+    watch.ends_at = 1.0
+    return watch.collect()
+
+
 def alerts() -> list[str]:
     """Rows of the alerts' table."""
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
@@ -157,7 +166,7 @@ def page() -> str:
         [
             HEAD,
             "## Alerts", "", "| alert | severity | for | what to do |", "|---|---|---|---|", *alerts(), "",
-            "## The controller", *table, *families(controller()), *families(notices()), "",
+            "## The controller", *table, *families(controller()), *families(notices()), *families(certificate()), "",
             f"Phases of `holdfast_recovery_phase_seconds`: {phases}.", "",
             "## An agent", *table, *families(agent()), "",
             "## Slurm's exporter", *table, *families(SlurmCollector(_NoJobs(), look_again_s=0.0).collect()), "",

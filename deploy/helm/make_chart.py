@@ -29,7 +29,43 @@ WORDS = (
     ("secretName: holdfast-tokens", "secretName: {{ .Values.tokens.secret }}"),
     ('nvidia.com/gpu.present: "true"', '{{ .Values.agent.node_label }}: "{{ .Values.agent.node_value }}"'),
     ('mode = "observe"', 'mode = "{{ .Values.mode }}"'),
+    ("--controller=http://", "--controller=http{{ if .Values.tls.secret }}s{{ end }}://"),
+    (
+        "httpGet: {path: /livez, port: api}",
+        "httpGet: {path: /livez, port: api{{ if .Values.tls.secret }}, scheme: HTTPS{{ end }}}",
+    ),
 )
+SERVES, TRUSTS = ".Values.tls.secret", ".Values.tls.ca"
+BEHIND = (
+    (
+        "    mirror_incidents = true\n",
+        SERVES,
+        '\n    [tls]\n    cert = "/etc/holdfast-tls/tls.crt"\n    key = "/etc/holdfast-tls/tls.key"\n',
+    ),
+    (
+        "            - {name: tokens, mountPath: /etc/holdfast-tokens, readOnly: true}\n",
+        SERVES,
+        "            - {name: tls, mountPath: /etc/holdfast-tls, readOnly: true}\n",
+    ),
+    (
+        "          secret: {secretName: {{ .Values.tokens.secret }}, defaultMode: 0440}\n",
+        SERVES,
+        "        - name: tls\n          secret: {secretName: {{ .Values.tls.secret }}, defaultMode: 0440}\n",
+    ),
+    (
+        "            - --token-file=/var/run/secrets/holdfast/token\n",
+        TRUSTS,
+        "            - --ca-file=/var/run/secrets/holdfast/ca.crt\n",
+    ),
+    (
+        "              - serviceAccountToken: {path: token, audience: holdfast, expirationSeconds: 3600}\n",
+        TRUSTS,
+        "              - configMap: {name: {{ .Values.tls.ca }}, items: [{key: ca.crt, path: ca.crt}]}\n",
+    ),
+)
+"""Lines of a template that stand behind another where the value is set."""
+WITHOUT = (("            - {name: HOLDFAST_PLAIN_HTTP, ", SERVES),)
+"""Beginnings of lines that are left out where the value is set."""
 
 
 def templates() -> dict[str, str]:
@@ -40,21 +76,36 @@ def templates() -> dict[str, str]:
 def _template(text: str) -> str:
     for word, value in WORDS:
         text = text.replace(word, value)
+    for line, value, more in BEHIND:
+        text = text.replace(line, f"{line}{_indent(more)}{{{{- if {value} }}}}\n{more}{_indent(more)}{{{{- end }}}}\n")
+    for beginning, value in WITHOUT:
+        line = re.compile(rf"^( *){re.escape(beginning.lstrip())}.*\n", re.MULTILINE)
+        text = line.sub(lambda hit: f"{hit[1]}{{{{- if not {value} }}}}\n{hit[0]}{hit[1]}{{{{- end }}}}\n", text)  # noqa: B023 - used at once
     return text
 
 
-def filled(text: str, values: dict[str, Any], namespace: str) -> str:
-    """The template with these values, as Helm would render it: it uses nothing but names of values."""
+def _indent(lines: str) -> str:
+    first = lines.lstrip("\n")
+    return first[: len(first) - len(first.lstrip())]
 
-    def value(match: re.Match[str]) -> str:
-        if match[1] == ".Release.Namespace":
+
+def filled(text: str, values: dict[str, Any], namespace: str) -> str:
+    """The template with these values, as Helm would render it: it uses names of values and `if`, `if not` of one."""
+
+    def value(name: str) -> str:
+        if name == ".Release.Namespace":
             return namespace
         found: Any = values
-        for key in match[1].removeprefix(".Values.").split("."):
+        for key in name.removeprefix(".Values.").split("."):
             found = found[key]
         return str(found)
 
-    return re.sub(r"\{\{ (\S+) \}\}", value, text)
+    def chosen(match: re.Match[str]) -> str:
+        return match[3] if bool(value(match[2])) is not bool(match[1]) else ""
+
+    trimmed = re.sub(r"\s*\{\{-", "{{", text)
+    kept = re.sub(r"\{\{ if (not )?(\S+) \}\}(.*?)\{\{ end \}\}", chosen, trimmed, flags=re.DOTALL)
+    return re.sub(r"\{\{ (\S+) \}\}", lambda match: value(match[1]), kept)
 
 
 def main() -> None:

@@ -5,13 +5,14 @@ Attacks: another user's socket at the address of a stale controller.json. The ke
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 import pytest
 from tests.adapters.journal_cases import run
 
@@ -43,6 +44,40 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+class Door:
+    """A server that answers every request with an empty list, on connections that it keeps."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self.heard = heard
+        self.port = 0
+        self._open: list[asyncio.StreamWriter] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def open(self, port: int = 0) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self.port
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heard += [
+                    line.partition(": ")[2] for line in head.split("\r\n") if line.startswith("Authorization")
+                ]
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+
+    async def close(self) -> None:
+        self._server.close()
+        for writer in self._open:
+            writer.close()
+        await self._server.wait_closed()
+
+
 def listening(table: Path, *rows: str) -> None:
     table.write_text("head\n" + "".join(rows))
 
@@ -62,25 +97,47 @@ def test_a_token_goes_to_no_socket_of_another_user(attempt: Attempt, table: Path
     attempt.judge(succeeded=not why)
 
 
-def test_a_port_that_changes_hands_is_seen_before_the_next_request(table: Path):
-    """A client that lives longer than its controller looks again: the second request is not sent."""
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.headers["Authorization"])
-        return httpx.Response(200, json=[])
+def test_a_port_that_changes_hands_is_seen_before_the_next_connection(attempt: Attempt, table: Path):
+    """A client that lives longer than its controller looks again: whoever took the port over gets no token."""
+    attempt.without(Trust, "check", lambda _trust, _url, _token: None)
+    heard: list[str] = []
 
     async def work() -> None:
-        listening(table, row("127.0.0.1", os.geteuid()))
-        async with AsyncClient(URL, "hft_x", transport=httpx.MockTransport(answer)) as client:
+        first = Door(heard)
+        listening(table, row("127.0.0.1", os.geteuid(), port=await first.open()))
+        async with AsyncClient(first.url, "hft_x") as client:
             await client.jobs()
-            listening(table, row("127.0.0.1", STRANGER))
-            with pytest.raises(RefusedError, match="another user"):
+            await first.close()
+            listening(table, row("127.0.0.1", STRANGER, port=first.port))
+            second = Door(heard)
+            await second.open(first.port)
+            with contextlib.suppress(RefusedError):
                 await client.jobs()
-            assert not await client.healthy()
+            assert await client.healthy() is attempt.is_open
+            await second.close()
 
     run(work)
-    assert asked == ["Bearer hft_x"]
+    attempt.judge(succeeded=len(heard) > 1)
+
+
+def test_the_kernel_is_asked_once_for_each_connection(table: Path, monkeypatch: pytest.MonkeyPatch):
+    """Requests on a kept connection cost no look at the kernel's table."""
+    looks: list[int] = []
+    monkeypatch.setattr(tls, "listener_uids", lambda _host, port: looks.append(port) or set())
+    heard: list[str] = []
+
+    async def work() -> None:
+        door = Door(heard)
+        port = await door.open()
+        async with AsyncClient(door.url, "hft_x") as client:
+            looks.clear()
+            for _ in range(5):
+                await client.jobs()
+        await door.close()
+        assert looks == [port]
+
+    run(work)
+    assert heard == ["Bearer hft_x"] * 5
 
 
 @pytest.mark.parametrize(

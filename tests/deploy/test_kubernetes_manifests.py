@@ -17,7 +17,8 @@ from holdfast.adapters.probes.config import load_config
 from holdfast.api.standing_by import standing_by
 from holdfast.cli.main import load
 from holdfast.errors import UsageError
-from holdfast.wiring.settings import load_settings
+from holdfast.os.tls import TlsFiles
+from holdfast.wiring.settings import load_settings, tls_files
 from holdfast.wiring.turns import holder_name, lease_name
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -167,6 +168,54 @@ def test_the_chart_is_made_from_these_files():
     assert sorted(map(str, rendered)) == sorted(map(str, expected))
     assert (CHART / "crds" / "incident-crd.yaml").read_text() == (KUBERNETES / "incident-crd.yaml").read_text()
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["apiVersion"] == "v2"
+
+
+def rendered(**tls: str) -> dict[str, dict[str, Any]]:
+    """The chart's objects with these values under `tls`, by kind and name."""
+    made = runpy.run_path(str(DEPLOY / "helm" / "make_chart.py"))
+    values = {**yaml.safe_load((CHART / "values.yaml").read_text()), "tls": {"secret": "", "ca": "", **tls}}
+    texts = [made["filled"](text, values, "prod") for text in made["templates"]().values()]
+    found = [one for text in texts for one in yaml.safe_load_all(text) if one is not None]
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def mounts_of(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Mounted folder -> volume; every volume is mounted."""
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    mounted = {one["mountPath"]: volumes.pop(one["name"]) for one in pod["containers"][0]["volumeMounts"]}
+    assert not volumes
+    return mounted
+
+
+def test_the_chart_serves_tls_with_a_secret_and_agents_check_it(tmp_path: Path):
+    """`tls.secret` is mounted, served with and probed over HTTPS; agents call https by the authority of `tls.ca`, and may
+    send no token in the clear any more."""
+    found = rendered(secret="our-tls", ca="our-ca")
+    controller = found["Deployment holdfast-controller"]["spec"]["template"]["spec"]
+    assert mounts_of(controller)["/etc/holdfast-tls"]["secret"] == {"secretName": "our-tls", "defaultMode": 0o440}
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert controller["containers"][0][probe]["httpGet"] == {"path": "/livez", "port": "api", "scheme": "HTTPS"}
+    for file, text in found["ConfigMap holdfast"]["data"].items():
+        (tmp_path / file).write_text(text)
+    served = tls_files(load_settings(tmp_path / "holdfast.toml"))
+    assert served == TlsFiles(Path("/etc/holdfast-tls/tls.crt"), Path("/etc/holdfast-tls/tls.key"))
+    agent = found["DaemonSet holdfast-agent"]["spec"]["template"]["spec"]
+    words = agent["containers"][0]["args"]
+    assert {"--controller=https://holdfast.prod.svc:8470", "--ca-file=/var/run/secrets/holdfast/ca.crt"} <= {*words}
+    assert {word.partition("=")[0] for word in words[1:]} <= {o for one in load("agent").params for o in one.opts}
+    assert "HOLDFAST_PLAIN_HTTP" not in {one["name"] for one in agent["containers"][0]["env"]}
+    sources = mounts_of(agent)["/var/run/secrets/holdfast"]["projected"]["sources"]
+    assert sources[1] == {"configMap": {"name": "our-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    assert sources[0]["serviceAccountToken"]["audience"] == "holdfast"
+
+
+def test_the_chart_with_a_certificate_of_a_known_authority():
+    """Without `tls.ca` agents go by the authorities of their image; they call https all the same."""
+    agent = rendered(secret="our-tls")["DaemonSet holdfast-agent"]["spec"]["template"]["spec"]
+    words = agent["containers"][0]["args"]
+    assert "--controller=https://holdfast.prod.svc:8470" in words
+    assert not [word for word in words if word.startswith("--ca-file")]
+    assert len(mounts_of(agent)["/var/run/secrets/holdfast"]["projected"]["sources"]) == 1
 
 
 def test_a_standby_is_alive_and_says_that_it_does_not_lead(unused_port: int):

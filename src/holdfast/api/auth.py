@@ -91,6 +91,13 @@ class Reviewer(Protocol):
         """Its holder's `agent:NODE` or `launcher:JOB`; empty: nobody's. Raises LinkError when it cannot be told now."""
 
 
+class Issuer(Protocol):
+    """Knows tokens that no book holds: those that were given in exchange for a proof."""
+
+    def holder(self, token: str) -> Identity | None:
+        """Whose token this is; None: none of these, or no longer valid."""
+
+
 class Sessions(Protocol):
     """People who have logged in with a browser: the cockpit's. Asked when a request carries no bearer token."""
 
@@ -364,6 +371,12 @@ def is_guess(authorization: str) -> bool:
     return scheme.lower() == "bearer" and token.strip().startswith(PREFIX)
 
 
+def _issued(connection: ASGIConnection[Any, Any, Any, Any], authorization: str) -> Identity | None:
+    issuer: Issuer | None = connection.app.state.exchange
+    scheme, _, token = authorization.partition(" ")
+    return issuer.holder(token) if issuer is not None and scheme.lower() == "bearer" else None
+
+
 def who(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
     """Who asks: by bearer token, else by the cockpit's session; None: nobody that is known.
 
@@ -374,7 +387,7 @@ def who(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | None:
     sessions: Sessions | None = connection.app.state.sessions
     header = connection.headers.get("authorization", "")
     if header or sessions is None:
-        return book.identify(header)
+        return book.identify(header) or _issued(connection, header)
     identity = sessions.identity(connection)
     if identity is None:
         return book.identify("")

@@ -21,7 +21,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
 from holdfast import __version__
-from holdfast.api import routes_ingest, routes_state, routes_stream, routes_watch
+from holdfast.api import routes_ingest, routes_state, routes_stream, routes_token, routes_watch
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
@@ -29,6 +29,7 @@ ROUTES: Sequence[ControllerRouterHandler] = (
     *routes_ingest.HANDLERS,
     *routes_state.HANDLERS,
     *routes_stream.HANDLERS,
+    *routes_token.HANDLERS,
 )
 """Everything under `/v1`."""
 

@@ -39,6 +39,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     refusals_per_s: float = 5.0
     refusals_burst: float = 50.0
     """Tokens that were not accepted, from one address."""
+    exchanges_per_s: float = 20.0
+    exchanges_burst: float = 200.0
+    """Tokens that are asked for by a proof, from one address: each costs a program."""
     streams: int = 1000
     """Event streams open at once, in all."""
     streams_each: int = 400
@@ -57,6 +60,7 @@ class LimitGate:
         self._people = _Buckets(limits.requests_per_s, limits.requests_burst)
         self._reports = _Buckets(limits.reports_per_s, limits.reports_burst)
         self._refusals = _Buckets(limits.refusals_per_s, limits.refusals_burst)
+        self._exchanges = _Buckets(limits.exchanges_per_s, limits.exchanges_burst)
         self._streams: dict[str, int] = {}
         self._coming: list[tuple[str, float]] = []
         """Client and time of each place that was taken by a stream that has not begun."""
@@ -75,6 +79,10 @@ class LimitGate:
     def count_refusal(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
         """One token was not accepted; raises TooManyRequestsException when that happened too often from there."""
         self._take(self._refusals, address_of(connection), "too many refused tokens")
+
+    def check_exchange(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
+        """Let one exchange of a proof for a token pass, or raise TooManyRequestsException."""
+        self._take(self._exchanges, address_of(connection), "too many tokens asked for")
 
     def _take(self, buckets: _Buckets, client: str, what: str) -> None:
         wait_s = buckets.take(client, self._now())

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from holdfast.api import docs_page, routes_watch
 from holdfast.api.auth import Reviewer, Sessions, TokenBook
 from holdfast.api.authority import Refusals
+from holdfast.api.exchange import Exchange
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.listener import Listener
 from holdfast.api.metrics import Tally
@@ -51,6 +52,7 @@ class ApiServer:
         limits: how much one client may ask for.
         collectors: more figures for `/metrics`.
         reviewer: lets in agents by their ServiceAccount tokens.
+        exchange: gives tokens for munge credentials.
         open_metrics: `/metrics` names jobs without a token, too.
         fleet: the cockpit's, or one of its own; it follows the controller while the API is served.
         tls: the certificate that it is served with; None: plain HTTP.
@@ -73,6 +75,7 @@ class ApiServer:
         limits: Limits | None = None,
         collectors: Sequence[Collector] = (),
         reviewer: Reviewer | None = None,
+        exchange: Exchange | None = None,
         open_metrics: bool = False,
         fleet: Fleet | None = None,
         tls: TlsFiles | None = None,
@@ -89,6 +92,7 @@ class ApiServer:
             "tokens": tokens if tokens is not None else TokenBook(),
             "sessions": sessions,
             "reviewer": reviewer,
+            "exchange": exchange,
             "limits": LimitGate(limits),
             "open_metrics": open_metrics,
             "fleet": self._fleet,

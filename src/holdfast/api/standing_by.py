@@ -1,6 +1,7 @@
 """What a stand-by answers on the API's port: alive at `/livez`, and to everything else that it does not lead.
 
-`wiring/turns.py` opens it until the controller leads and `ApiServer` takes the port. No time passes here.
+`wiring/controller.py` opens it until the controller leads and `ApiServer` takes the port. Time passes between two looks
+at the certificate.
 """
 
 from __future__ import annotations
@@ -10,27 +11,62 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 
+import structlog
+
+from holdfast.errors import ConfigError
+from holdfast.os.tls import TlsFiles, checked, renew, server_context
+
+LOOK_S = 1.0
+"""Between two looks at the certificate's files."""
 HEAD_MAX = 16 * 1024
 HEAD_S = 10.0
+_log = structlog.get_logger("holdfast.api")
 _ALIVE = b'{"ok":true,"standby":true}'
 _ELSE = b'{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"standing by: another leads"}'
 
 
 @contextlib.asynccontextmanager
-async def standing_by(host: str, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
-    """Answer inside the block. Port 0 is nobody's to ask: nothing is opened, and neither where the port is taken."""
+async def standing_by(host: str, port: int, tls: TlsFiles | None = None) -> AsyncIterator[None]:
+    """Answer inside the block. Port 0 is nobody's to ask: nothing is opened, and neither where the port is taken.
+
+    A certificate that is replaced meanwhile is served from the next connection on, as by the controller that leads.
+    Raises ConfigError where the first one cannot be served with.
+    """
     if not port:
         yield
         return
+    context = server_context(tls) if tls is not None else None
     try:
-        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX, ssl=tls)
+        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX, ssl=context)
     except OSError:
         yield
         return
+    following = asyncio.create_task(_follow(tls, context), name="certificate")
     try:
         yield
     finally:
+        following.cancel()
+        await asyncio.wait([following])
         server.close()
+
+
+async def _follow(files: TlsFiles | None, context: ssl.SSLContext | None) -> None:
+    if files is None or context is None:
+        return
+    served = files.stamp()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        stamp = files.stamp()
+        if stamp == served:
+            continue
+        served = stamp
+        try:
+            until = await asyncio.to_thread(checked, files)
+            renew(context, files)
+        except ConfigError as error:
+            _log.error("the certificate was not renewed; the former one is served", why=str(error))
+        else:
+            _log.info("the certificate was renewed", certificate=str(files.cert), valid_until=until)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,7 +10,7 @@ import typer
 from holdfast.agent.process import DEFAULT_KERNEL_LOG, DEFAULT_STATE, AgentOptions, run_agent
 from holdfast.cli.answer import taking
 from holdfast.cli.options import AgentConfigOption, OptionSet
-from holdfast.os.tls import CA_FILE, CERT_FILE, PLAIN_HTTP, Trust
+from holdfast.os.tls import CA_FILE, CERT_FILE, MUNGE, PLAIN_HTTP, Trust, named_socket
 
 
 class AgentChoices(OptionSet, frozen=True):
@@ -40,6 +40,12 @@ class AgentChoices(OptionSet, frozen=True):
         bool,
         typer.Option("--plain-http", envvar=PLAIN_HTTP, help="Send the token over plain HTTP beyond this machine."),
     ] = False
+    munge: Annotated[
+        str,
+        typer.Option(
+            metavar="1|SOCKET", envvar=MUNGE, help="Log in by munge in place of a token: 1, or munged's socket."
+        ),
+    ] = ""
     node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node; default: its short host name.")] = ""
     kernel_log: Annotated[
         Path | None,
@@ -72,6 +78,6 @@ def agent(given: AgentChoices) -> None:
 
     SIGHUP has agent.toml read again.
     """
-    trust = Trust(given.ca_file, given.cert_file, given.plain_http)
+    trust = Trust(given.ca_file, given.cert_file, given.plain_http, named_socket(given.munge))
     address = "" if given.controller_file is not None else given.controller
     run_agent(given.fill(AgentOptions, controller=address, trust=trust, rules=tuple(given.rules or ())))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import screen
+from holdfast.cli.certificates import certificates
 from holdfast.cli.exporters import of_prometheus, on_this_machine
 from holdfast.cli.machine import State, facts
 from holdfast.errors import EXIT_FAILED
@@ -37,7 +38,7 @@ def doctor(
 
     Exit code 1 only when something is broken: Holdfast cannot work without it, or it was asked for and does not answer.
     """
-    found = [*facts(), *on_this_machine(), *(of_prometheus(prometheus) if prometheus else ())]
+    found = [*facts(), *certificates(), *on_this_machine(), *(of_prometheus(prometheus) if prometheus else ())]
     if json:
         screen.say_json(found)
     else:

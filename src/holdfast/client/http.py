@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from holdfast.client.munge_login import SOURCE, MungeLogin
 from holdfast.errors import HoldfastError, LinkError, NotFoundError, RefusedError, StaleError, WireError
 from holdfast.model.answers import (
     CommandAnswer,
@@ -79,13 +80,14 @@ class AsyncClient:
     ) -> None:
         trust.check(url, token)
         self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
+        self._timeout_s, self._trust = timeout_s, trust
         self._page = page
         self._explain = explain
         # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=MungeLogin(trust.munge, _error) if trust.munge is not None and not token else None,
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_S),
             transport=transport,
@@ -116,12 +118,12 @@ class AsyncClient:
     async def ingest_encoded(self, source: str, events: Sequence[bytes]) -> IngestAnswer:
         """Deliver events that are written already."""
         head = {"version": WIRE_VERSION, "source": source, "events": [msgspec.Raw(event) for event in events]}
-        return await self._call("POST", "/v1/ingest", IngestAnswer, content=encode(head))
+        return await self._call("POST", "/v1/ingest", IngestAnswer, content=encode(head), source=source)
 
     async def beat(self, beat: Beat, *, wait_s: float = 0.0) -> BeatAnswer:
         """Say that we are alive; with `wait_s` the answer comes as soon as there is an order for us."""
-        params = {"wait": wait_s} if wait_s else None
-        return await self._call("POST", "/v1/beat", BeatAnswer, content=encode(beat), params=params, wait_s=wait_s)
+        how = {"params": {"wait": wait_s} if wait_s else None, "wait_s": wait_s, "source": beat.source}
+        return await self._call("POST", "/v1/beat", BeatAnswer, content=encode(beat), **how)
 
     # --- reading ---
 
@@ -203,7 +205,7 @@ class AsyncClient:
     async def healthy(self) -> bool:
         """Is the controller ready and well? False, too, when it cannot be reached."""
         try:
-            response = await self._http.get("/healthz")
+            response = await self._http.get("/healthz", auth=None)
         except (*BROKEN, RefusedError):
             return False
         return response.status_code == httpx.codes.OK
@@ -251,8 +253,7 @@ class AsyncClient:
             size = self._page if limit is None else min(self._page, limit - len(found))
             response = await self._request("GET", path, params={**params, "limit": max(1, size), **cursor})
             found += self._read(response.content, list[kind])  # type: ignore[valid-type]
-            following = response.links.get("next", {}).get("url", "")
-            if not following:
+            if not (following := response.links.get("next", {}).get("url", "")):
                 break
             cursor = {"cursor": httpx.URL(following).params["cursor"]}
         return found if limit is None else found[:limit]
@@ -283,30 +284,48 @@ class AsyncClient:
         params: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
         wait_s: float = 0.0,
+        source: str = "",
     ) -> httpx.Response:
         if content is not None:
             headers = {"Content-Type": "application/json", **(headers or {})}
         if self._http.is_closed:
             raise self._explain(LinkError(f"the connection to the controller at {self.url} is closed"))
+        how: dict[str, Any] = {"content": content, "params": params, "headers": headers, "extensions": {SOURCE: source}}
         try:
-            response = await self._http.request(
-                method, path, content=content, params=params, headers=headers, timeout=self._timeout_s + wait_s
-            )
+            response = await self._http.request(method, path, timeout=self._timeout_s + wait_s, **how)
         except BROKEN as error:
-            said = f"the controller at {self.url} cannot be reached: {str(error) or type(error).__name__}"
-            raise self._explain(LinkError(said)) from error
+            raise self._explain(_unreachable(self.url, self._trust, error)) from error
         if response.is_success:
             return response
         raise self._explain(_error(response))
 
 
 def _checking(trust: Trust, url: str, token: str) -> Callable[[httpx.Request], Coroutine[Any, Any, None]]:
-    """Check trust anew before each request: a controller that has ended leaves its port to other users."""
+    """Check trust anew before each new connection: a controller that has ended leaves its port to other users.
 
-    async def check(_request: httpx.Request) -> None:
-        trust.check(url, token)
+    A kept connection leads to the process that accepted it, so nobody else can come to it later.
+    """
 
-    return check
+    async def step(name: str, _facts: dict[str, Any]) -> None:
+        if name == "connection.connect_tcp.started":
+            trust.check(url, token)
+
+    async def watch(request: httpx.Request) -> None:
+        request.extensions["trace"] = step
+
+    return watch
+
+
+def _unreachable(url: str, trust: Trust, error: Exception) -> LinkError:
+    why = str(error) or type(error).__name__
+    is_closed = url.startswith("https:") and isinstance(error, httpx.ReadError | httpx.WriteError)
+    hint = trust.tls_hint(_whole(error), is_closed=is_closed)
+    return LinkError(f"the controller at {url} cannot be reached: {why}{f'; {hint}' if hint else ''}")
+
+
+def _whole(error: BaseException | None) -> str:
+    """What an error and all those behind it say: httpx keeps a TLS alert to itself."""
+    return f"{error!r} {_whole(error.__cause__ or error.__context__)}" if error is not None else ""
 
 
 def _part(name: str) -> str:

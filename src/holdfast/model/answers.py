@@ -166,6 +166,32 @@ class CommandAnswer(Struct, frozen=True):
     """Why the engine did not do it; empty: it was taken."""
 
 
+class TokenPurpose(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a proof was made for, sealed with it: the same proof is good for nothing else, and nowhere else."""
+
+    purpose: str = "holdfast token 1"
+    cluster: str = ""
+    source: str = ""
+    """`agent:NODE`, `launcher:JOB`; empty: the user."""
+
+
+class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for a token."""
+
+    credential: str
+    """A munge credential whose payload is a `TokenPurpose`."""
+
+
+class TokenAnswer(Struct, frozen=True):
+    """A token, and for whom it is."""
+
+    token: str
+    valid_s: float
+    name: str
+    role: str
+    only: str = ""
+
+
 class Problem(Struct, frozen=True, omit_defaults=True):
     """The body of every error."""
 

@@ -1,7 +1,7 @@
 """Listening sockets of this machine: which user has the port that a token would be sent to.
 
-`tls.Trust` asks before a token goes to a loopback address over plain HTTP: there any local user may listen on a port
-that a controller has left. Linux alone tells (/proc/net/tcp). No time passes here.
+`tls.Trust` asks before each connection to a loopback address over plain HTTP that would carry a token: there any local
+user may listen on a port that a controller has left. Linux alone tells (/proc/net/tcp). No time passes here.
 """
 
 from __future__ import annotations

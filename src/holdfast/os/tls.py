@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,16 +25,24 @@ from holdfast.os.listeners import listener_uids
 from holdfast.os.tokens import check_token
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
+MUNGE = "HOLDFAST_MUNGE"
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
 _PEM_SIZE_MAX = 1 << 22
 _YES = frozenset({"1", "true", "t", "yes", "y", "on"})
 """What counts as yes in the environment, for every command alike."""
+_NO = frozenset({"", "0", "false", "f", "no", "n", "off"})
 _HTTP_PORT = 80
 _USERS_FROM = 1000
 """UID_MIN of login.defs: numbers below are root's and those of services, as the controller's own account is."""
+DAY_S = 86_400.0
+TELL_DAYS = (7, 30)
+"""So many days before its end a certificate is told of."""
 CA_NAME = "ca.pem"
 """The certificate authority of `holdfast token ca` in a controller's folder: what is read there is trusted by it."""
+_SAYS_AUTHORITY = re.compile(r"issuer certificate|self.signed|signature failure|CA cert")
+_SAYS_CLIENT = re.compile(r"(?i)alert[ _](certificate|unknown[ _]ca|bad[ _]certificate)")
+"""Alerts by which a server that asks for certificates refuses a client."""
 _OVER, _NOT_YET = 10, 9
 """X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL."""
 
@@ -47,6 +56,8 @@ class Trust(Struct, frozen=True):
     """This client's certificate and its key in one PEM file, for a controller that asks for one."""
     plain_http: bool = False
     """The site allows tokens to cross its network unencrypted."""
+    munge: str | None = None
+    """Log in by munge where no token is named: munged's socket, or "" for munge's own; None: do not."""
     owners: frozenset[int] = frozenset()
     """Users who may listen for the token on this machine, beside root and this process's user."""
 
@@ -62,7 +73,7 @@ class Trust(Struct, frozen=True):
         """
         check_token(token)
         where = urlsplit(url)
-        if not token or where.scheme == "https" or self.plain_http:
+        if not (token or self.munge is not None) or where.scheme == "https" or self.plain_http:
             return
         host = where.hostname or ""
         if not (is_loopback(host) or is_own(host)):
@@ -105,6 +116,28 @@ class Trust(Struct, frozen=True):
                 ) from error
         return context
 
+    def tls_hint(self, why: str, *, is_closed: bool = False) -> str:
+        """Which file is at fault; empty where that cannot be told.
+
+        Args:
+            why: OpenSSL's error.
+            is_closed: the other side has closed the connection. A server that asks for certificates does so after the
+                handshake, and its alert is mostly lost.
+        """
+        if "CERTIFICATE_VERIFY_FAILED" in why:
+            if _SAYS_AUTHORITY.search(why) is None:
+                return ""
+            if self.ca_file is None:
+                return f"its certificate is of no authority of the system's: name its own by {CA_FILE}"
+            return f"its certificate is not of the authority in {self.ca_file} ({CA_FILE}, ca_file)"
+        is_said = _SAYS_CLIENT.search(why) is not None
+        if not is_said and not is_closed:
+            return ""
+        begin = "it" if is_said else "it closed the connection; if it asks for certificates of its clients, it"
+        if self.cert_file is None:
+            return f"{begin} lacks one of this client: name one by {CERT_FILE}"
+        return f"{begin} does not accept the one in {self.cert_file} ({CERT_FILE}, cert_file)"
+
     def stamp(self) -> Stamp:
         """Another value once a file was replaced or written, links followed."""
         return tuple(_stamp(path) for path in (self.ca_file, self.cert_file) if path is not None)
@@ -121,8 +154,23 @@ def trust_of(environ: Mapping[str, str], otherwise: Trust = DEFAULT_TRUST) -> Tr
         Path(ca_file) if ca_file else otherwise.ca_file,
         Path(cert_file) if cert_file else otherwise.cert_file,
         otherwise.plain_http or environ.get(PLAIN_HTTP, "").strip().lower() in _YES,
+        named_socket(environ[MUNGE]) if MUNGE in environ else otherwise.munge,
         otherwise.owners,
     )
+
+
+def named_socket(said: str) -> str | None:
+    """What `HOLDFAST_MUNGE` says: None for no, the socket of munged, or "" for munge's own default.
+
+    Raises:
+        ConfigError: neither a word for yes or no, nor an absolute path.
+    """
+    word = said.strip()
+    if word.startswith("/"):
+        return word
+    if word.lower() in _YES | _NO:
+        return "" if word.lower() in _YES else None
+    raise ConfigError(f"{MUNGE}={word}: write 1, or the absolute path of munged's socket")
 
 
 def is_loopback(host: str) -> bool:
@@ -208,6 +256,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def renew(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Have a context serve with what the files hold now, from the next handshake on. Raises ConfigError."""
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except OSError as error:
+        raise ConfigError(f"certificate and key cannot be used: {_why(error)}", file=str(files.cert)) from error
+
+
 def checked(files: TlsFiles) -> str:
     """Check that the files can be served with; until when the certificate is valid, as OpenSSL writes it.
 
@@ -220,18 +276,56 @@ def checked(files: TlsFiles) -> str:
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         client.load_verify_locations(files.cert)
-        return str(_shaken(client, server)["notAfter"])
+        return _end_of(_shaken(client, server)[0])
     except ssl.SSLCertVerificationError as error:
-        why = {_OVER: "has expired", _NOT_YET: "is not valid yet"}.get(
-            error.verify_code, f"cannot be used: {error.verify_message}"
-        )
-        raise ConfigError(f"the certificate {why}", file=str(files.cert)) from error
+        raise _unfit(files.cert, error) from error
     except OSError as error:
         raise ConfigError(f"the certificate cannot be used: {_why(error)}", file=str(files.cert)) from error
 
 
-def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, object]:
-    """The certificate that a client sees in a handshake in memory. Raises SSLError where it does not come about."""
+def authority_end(path: Path) -> float:
+    """When the last of a file's authorities ends, Unix seconds. Raises ConfigError: there is none in it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _pem(path, "CERTIFICATE")
+    try:
+        context.load_verify_locations(path)
+        return float(max(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()))
+    except (OSError, ValueError) as error:
+        raise ConfigError("is not a certificate authority", file=str(path)) from error
+
+
+def checked_client(path: Path) -> str:
+    """Check that a client's file can be shown; until when it is valid, as OpenSSL writes it. Raises ConfigError."""
+    server = server_context(TlsFiles(path, path))
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE  # the other side is this file, too
+    server.verify_mode = ssl.CERT_REQUIRED
+    server.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        client.load_cert_chain(path)
+        server.load_verify_locations(path)
+        return _end_of(_shaken(client, server)[1])
+    except ssl.SSLCertVerificationError as error:
+        raise _unfit(path, error) from error
+    except OSError as error:
+        raise ConfigError(f"the certificate cannot be used: {_why(error)}", file=str(path)) from error
+
+
+def _unfit(path: Path, error: ssl.SSLCertVerificationError) -> ConfigError:
+    why = {_OVER: "has expired", _NOT_YET: "is not valid yet"}.get(
+        error.verify_code, f"cannot be used: {error.verify_message}"
+    )
+    return ConfigError(f"the certificate {why}", file=str(path))
+
+
+def _end_of(side: ssl.SSLObject) -> str:
+    """The end of the certificate that this side was shown."""
+    return str((side.getpeercert() or {}).get("notAfter", ""))
+
+
+def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both sides after a handshake in memory. Raises SSLError where it does not come about."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server)
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -241,7 +335,7 @@ def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, object]
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    return dict(ours.getpeercert() or {})
+    return ours, theirs
 
 
 def _pem(path: Path, what: str) -> str:

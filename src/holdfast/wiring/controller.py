@@ -31,8 +31,10 @@ from holdfast.adapters.kubernetes.reviews import TokenReviews
 from holdfast.adapters.kubernetes.settings import KubernetesConfig
 from holdfast.adapters.notify import FileNotifier
 from holdfast.adapters.policy_files import packaged_presets, read_policy
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.api import ApiServer, TokenBook
 from holdfast.api.auth import ensure_tokens
+from holdfast.api.exchange import Directory, Exchange, ensure_key
 from holdfast.api.standing_by import standing_by
 from holdfast.cockpit import Cockpit, router
 from holdfast.controller import Controller
@@ -40,9 +42,11 @@ from holdfast.drill.calendar import Calendar
 from holdfast.drill.calendar import checked as checked_calendar
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
+from holdfast.os import munge
 from holdfast.os.files import locked, write_whole
-from holdfast.os.tls import checked, server_context
-from holdfast.ports import Notifier
+from holdfast.os.tls import checked
+from holdfast.ports import Notifier, Orchestrator
+from holdfast.wiring.certificate_watch import CertificateWatch
 from holdfast.wiring.engines import Engines
 from holdfast.wiring.notices import FleetFacts, make_outbox
 from holdfast.wiring.orchestrators import (
@@ -105,6 +109,21 @@ def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
         return None
     connect = partial(KubeApi.connect, kubeconfig=settings.kubeconfig)
     return TokenReviews(connect, settings.agent_account, time.monotonic)
+
+
+def make_exchange(slurm: SlurmConfig, orchestrator: Orchestrator, folder: Path) -> Exchange | None:
+    """Who gives tokens for munge credentials; None: nobody was asked for.
+
+    Raises:
+        UsageError: the cluster is no Slurm, which alone knows users and nodes by munge's measure.
+        ConfigError: see `ensure_key`.
+    """
+    if not slurm.munge:
+        return None
+    directory = inner_of(orchestrator)
+    if not isinstance(directory, Directory):
+        raise UsageError("[slurm] munge goes with --cluster slurm: alone")
+    return Exchange(partial(munge.decode, socket=slurm.munge_socket), directory, ensure_key(folder))
 
 
 def log_to_stderr(*, as_json: bool) -> None:
@@ -191,6 +210,7 @@ async def serve(options: Options) -> None:
             from holdfast.wiring import kubernetes_cluster  # noqa: PLC0415 - loaded by `make_orchestrator`, there alone
 
             kubernetes_cluster.attach(inner_of(orchestrator), the_controller, notifiers, engines, config.kubernetes)
+        certificate = CertificateWatch(tls, notifiers, options.folder, clock)
         cockpit = Cockpit(
             the_controller,
             tokens,
@@ -208,12 +228,13 @@ async def serve(options: Options) -> None:
             pages=[router(cockpit)],
             sessions=cockpit.sessions,
             open_metrics=config.api.open_metrics,
-            collectors=[outbox],
+            collectors=[outbox, certificate],
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
+            exchange=make_exchange(slurm, orchestrator, options.folder),
             tls=tls,
         )
         facts.fleet = cockpit.fleet
-        async with outbox, traced(the_controller, exporter, config.traces.cluster):
+        async with outbox, certificate.running(), traced(the_controller, exporter, config.traces.cluster):
             with signals(the_controller, options):
                 await until_ended(the_controller, api, cockpit, options, toml)
     finally:
@@ -241,7 +262,7 @@ async def until_ended(
     try:
         async with (
             pod_role(options.pod, "standby", kubeconfig),
-            standing_by(options.host, options.port if options.standby else 0, server_context(tls) if tls else None),
+            standing_by(options.host, options.port if options.standby else 0, tls),
         ):
             await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

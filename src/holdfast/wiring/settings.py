@@ -262,10 +262,10 @@ def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     token = read_token(file, missing_ok=True)
     if token and not is_one_hand(facts.stat(), file.stat()):
         raise RefusedError(f"{facts} may be written by others than the owner of {file}: chmod go-w it, or use --url")
-    trust = _trust(settings)
+    trust = msgspec.structs.replace(_trust(settings), munge=None)
     own_ca = folder / "controller" / CA_NAME
     if trust.ca_file is None and own_ca.exists():
-        trust = Trust(own_ca, trust.cert_file, trust.plain_http)
+        trust = msgspec.structs.replace(trust, ca_file=own_ca)
     return Link(url, token, trust.beside(file), f"{said_by} {folder}")
 
 
@@ -281,13 +281,16 @@ def _of_url(url: str, said_by: str, settings: Settings) -> Link:
     path, why_not = _token_for(url, said_by, settings)
     token = read_token(path) if path is not None else ""
     trust = _trust(settings if _is_of(url, said_by, settings) else Settings(Config()))
+    if _is_stray(said_by, settings):  # whoever listens there could show the credential to the true controller
+        trust = msgspec.structs.replace(trust, munge=None)
     return Link(url, token, trust.beside(path.expanduser() if path is not None else None), said_by, why_not)
 
 
 def _trust(settings: Settings) -> Trust:
     """What the file says of its controller, below what the environment says."""
     config = settings.config
-    said = Trust(settings.path(config.ca_file), settings.path(config.cert_file), config.plain_http)
+    munge = config.slurm.munge_socket if config.slurm.munge else None
+    said = Trust(settings.path(config.ca_file), settings.path(config.cert_file), config.plain_http, munge)
     return trust_of(os.environ, said)
 
 
@@ -317,7 +320,7 @@ def _token_for(url: str, said_by: str, settings: Settings) -> tuple[Path | None,
         RefusedError: the working folder's file names a token that lies elsewhere.
     """
     from_environment = os.environ.get("HOLDFAST_TOKEN_FILE", "")
-    is_stray = said_by == str(settings.file) and is_found(settings.file) and not settings.is_named
+    is_stray = _is_stray(said_by, settings)
     if from_environment and not is_stray:
         return Path(from_environment), ""
     path = settings.path(settings.config.token_file)
@@ -331,6 +334,11 @@ def _token_for(url: str, said_by: str, settings: Settings) -> tuple[Path | None,
             "name it yourself by --url, or the file by --config"
         )
     return path, ""
+
+
+def _is_stray(said_by: str, settings: Settings) -> bool:
+    """Is the address named by a file of the working folder, and by nothing that the user said?"""
+    return said_by == str(settings.file) and is_found(settings.file) and not settings.is_named
 
 
 def _is_of(url: str, said_by: str, settings: Settings) -> bool:

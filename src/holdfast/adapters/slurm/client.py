@@ -160,6 +160,16 @@ class SlurmOrchestrator:
         """See ports.Witness: its slurmd is asked, and that of other nodes."""
         return await daemons.why_gone(node, self.looks.nodes, self.looks.facts.slurmd_port, claimed=claimed)
 
+    @property
+    def cluster_name(self) -> str:
+        """See api.exchange.Directory."""
+        return self.looks.facts.name
+
+    def node_address(self, node: str) -> str:
+        """See api.exchange.Directory: NodeAddr as last seen."""
+        known = self.looks.nodes.get(node)
+        return known.address if known is not None else ""
+
     # --- orders ---
 
     def can(self, order: o.AnyOrder) -> bool:

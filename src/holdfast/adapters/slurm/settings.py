@@ -14,6 +14,10 @@ class SlurmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Replacing means writing `Action:Replace` as the node's reason, for whoever acts on it (HyperPod)."""
     reboot_program: tuple[str, ...] = ()
     """Reboots a node in place of `scontrol reboot`, such as a BMC's power cycle."""
+    munge: bool = False
+    """Munge credentials are taken for tokens by the controller, and shown by commands that name no token."""
+    munge_socket: str = ""
+    """Where munged listens; default: munge's own."""
     rest: str = ""
     """Where slurmrestd listens: `unix:/path/of/socket` or `https://HOST:PORT`. Looks go there while it answers."""
     rest_token_file: str = ""
