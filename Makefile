@@ -130,7 +130,7 @@ soak: install $(VENV)/.frameworks ## long randomised runs (an hour or so)
 
 # The first seed comes from the commit, so that nobody can choose seeds that pass.
 fuzz: install ## SEEDS=10000 seeds of random faults for engine, controller and the launcher's cores (an hour on two cores)
-	@first=$$((1000000000 + 0x$$(git rev-parse --short=7 HEAD | cut -c1-7))); \
+	@first=$$((2000000000 + 0x$$(git rev-parse --short=7 HEAD | cut -c1-7))); \
 	  $(BIN)/python -m tests.sim.launch_core --from $$first --seeds $(or $(SEEDS),10000) && \
 	  $(BIN)/holdfast simulate fuzz --from $$first --seeds $(or $(SEEDS),10000) --jobs $$(nproc)
 

@@ -20,6 +20,7 @@ SECTIONS = (
     ("brake", policy.Brake),
     ("hang", policy.HangRules),
     ("straggler", policy.StragglerRules),
+    ("trust", policy.Trust),
     ("slo", policy.Slo),
 )
 HEAD = """\

@@ -17,7 +17,7 @@ from holdfast.client import AsyncClient, Commanded
 from holdfast.errors import LinkError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
-from holdfast.model.orders import OrderStatus, QuarantineNode
+from holdfast.model.orders import OrderStatus, QuarantineNode, RequeueHeld
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -133,6 +133,35 @@ def test_an_approved_order_is_carried_out(tmp_path: Path):
             record = (await house.controller.journal.orders(order=order))[0]
             assert record.status is OrderStatus.DONE
             assert "not waiting" in (await operator.command("approve", order=order)).refused
+
+    run(work)
+
+
+def test_two_people_approve_by_their_tokens(tmp_path: Path):
+    """The operator's token under two names is one person; the job's owner is the second. The audit names the tokens."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, owner="mei") as house, client(house.server) as operator:
+            two = "[trust]\napprovals = 2\n[mode]\ndefault = 'advise'\n"
+            await house.controller.submit(e.PolicyLoaded(id="p", at=1.0, source="controller", toml=two))
+            await house.fault("n1")
+            await until(lambda: [*house.server.app.state.fleet.proposed.values()])
+            proposals = house.server.app.state.fleet.proposed.values()
+            order = next(one.order.id for one in proposals if isinstance(one.order, RequeueHeld))
+            first = await operator.command("approve", order=order, who="mei")
+            assert (first.refused, first.waits) == ("", "1 of 2 approvals")
+            assert "it takes 2 people" in (await operator.command("approve", order=order, who="ken")).refused
+            assert (await operator.command("withdraw", order=order)).waits == "0 of 2 approvals"
+            async with client(house.server, Role.OWNER) as mei:
+                assert "has not approved it" in (await mei.command("withdraw", order=order)).refused
+                assert (await mei.command("approve", order=order)).waits == "1 of 2 approvals"
+            last = await operator.command("approve", order=order)
+            assert (last.refused, last.waits) == ("", "")
+            (record,) = await house.controller.journal.orders(order=order)
+            assert [known.by.partition(" ")[0] for known in record.approvals] == ["mei", "the-operator"]
+            deed = (await operator.audit(limit=1))[0]
+            assert (deed.what, deed.by.partition(" ")[0]) == ("approve", "the-operator")
+            assert len(deed.by.partition(" ")[2]) == 12
 
     run(work)
 

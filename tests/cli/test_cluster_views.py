@@ -16,7 +16,8 @@ from journal_with_history import NOW, make
 
 from conftest import Holdfast
 from holdfast.model.cluster import NodeView
-from holdfast.model.records import NodeRecord, NodeState, Touched
+from holdfast.model.orders import OrderStatus, QuarantineNode
+from holdfast.model.records import Approval, BrakeRecord, NodeRecord, NodeState, OrderRecord, Rested, Touched
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -144,6 +145,25 @@ def test_two_thousand_nodes_are_readable(holdfast: Holdfast, tmp_path: Path) -> 
     assert "gpu[0017-0019]" not in everything
     only = holdfast("nodes", "--state", "quarantined", "--journal", path).out
     assert sum(line.startswith("gpu") for line in only.splitlines()) == 4
+
+
+def test_what_rests_on_one_reporters_word_is_listed(holdfast: Holdfast, tmp_path: Path) -> None:
+    """Under the groups: which nodes, how many jobs, and which orders wait for a person; and who has approved these."""
+    rested = Rested(nodes={"n1": NOW, "n2": NOW}, requeues=[NOW], held=["c7.1"])
+    brake = BrakeRecord("gpu", nodes=8, recent=[NOW], reporters={"launcher:7": rested})
+    order = QuarantineNode(id="c7.1", cause=7, node="n3", why="gpu.broken")
+    approval = Approval("root", "mei 3f0c2a9b1d4e", NOW)
+    waits = OrderRecord(
+        order, OrderStatus.PROPOSED, NOW, expires_at=NOW + 900, waits_for="only launcher:7 speaks against it",
+        approvals_needed=2, approvals=[approval],
+    )  # fmt: skip
+    path = make(tmp_path / "journal.db", Touched(brakes=[brake], orders=[waits]))
+    out = " ".join(holdfast("brakes", "--journal", path).out.split())
+    assert "launcher:7 n[1-2] 1 c7.1" in out
+    shown = " ".join(holdfast("orders", "--journal", path).out.split())
+    assert "against it" in shown
+    assert "2 approvals" in shown
+    assert "(mei)" in shown
 
 
 def test_an_empty_cluster_says_so(holdfast: Holdfast, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_nodes(ask: Any) -> None:
     assert set(form) == {"version", "nodes", "brakes"}
     assert all(set(node) == named("NODE") for node in form["nodes"])
     assert set(form["brakes"][0]) == named("BRAKE")
+    assert ask("brakes") == {"version": 1, "brakes": form["brakes"]}
     node = ask("node show node04")["node"]
     assert set(node) == named("NODE") | {"incidents", "orders", "story"}
     assert set(node["incidents"][0]) == named("INCIDENT")

@@ -90,6 +90,9 @@ def test_orders_are_approved_and_rejected(holdfast: Holdfast, live: Live, events
     """Only those that wait for a person; a reason is needed to reject."""
     assert holdfast("approve", "o-2", "--dir", live.folder).out.startswith("order o-2 is approved (event ")
     assert (events()[-1].command, events()[-1].order) == ("approve", "o-2")
+    ran = holdfast("approve", "o-2", "--withdraw", "--dir", live.folder)
+    assert ran.out.startswith("order o-2 is no longer approved by you (event ")
+    assert events()[-1].command == "withdraw"
     assert holdfast("reject", "o-2", "--why", "not today", "--dir", live.folder).code == 0
     assert (events()[-1].command, events()[-1].why) == ("reject", "not today")
     before = len(events())

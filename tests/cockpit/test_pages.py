@@ -368,6 +368,31 @@ def test_an_advised_order_is_approved_on_its_page(tmp_path: Path) -> None:
     run(work)
 
 
+def test_an_order_that_takes_two_people_says_who_has_approved_it(tmp_path: Path) -> None:
+    """On its own page, on its incident's and on the overview; an approval is withdrawn by who gave it."""
+
+    async def work() -> None:
+        policy = 'mode = "advise"\n[trust]\napprovals = 2\n'
+        async with served(tmp_path, policy=policy) as house, house.browser() as http:
+            await house.fault("n4")
+            await until(lambda: any(one.status == "proposed" for one in house.cockpit.fleet.waiting.values()))
+            order = next(one.order for one in house.cockpit.fleet.waiting.values() if one.status == "proposed")
+            page = f"/orders/{order.id}"
+            assert "0 of 2 approvals" in (await http.get(page)).text
+            form = {"csrf": await csrf_of(http, page), "order": order.id, "next": "/orders"}
+            await http.post("/operate", data=form | {"command": "approve"})
+            assert "has 1 of 2 approvals, and waits for more" in (await http.get("/orders")).text
+            for where in (page, f"/incidents/{order.incident}", "/"):
+                assert "1 of 2 approvals: " in (await http.get(where)).text
+            await http.post("/operate", data=form | {"command": "approve"})
+            assert "has approved it already" in (await http.get("/orders")).text
+            await http.post("/operate", data=form | {"command": "withdraw"})
+            assert "0 of 2 approvals" in (await http.get(page)).text
+            assert "token " in (await http.get("/audit")).text
+
+    run(work)
+
+
 def test_a_policy_is_checked_and_shown_before_it_holds(tmp_path: Path) -> None:
     """A wrong policy is named with its key; a right one shows its difference and holds only after the second step."""
 

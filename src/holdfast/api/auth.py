@@ -75,6 +75,11 @@ class Identity(Struct, frozen=True):
     sees: tuple[str, ...] = ()
     """When set: the jobs that this token reads and commands, as `user:ann`, `project:vision`. See `tenants.py`."""
 
+    @property
+    def person(self) -> str:
+        """Name and id of the token, `mei 3f0c2a9b1d4e`; no id without tokens. An approval counts by it."""
+        return f"{self.name} {self.id}".strip()
+
     def may(self, role: Role) -> bool:
         """Is what `role` may do allowed to this identity?"""
         return role in _MAY[self.role]

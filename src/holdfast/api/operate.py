@@ -22,6 +22,7 @@ from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, 
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.answers import CommandAnswer, CommandRequest
+from holdfast.model.orders import OrderStatus
 from holdfast.model.records import BrakeRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import encode
 from holdfast.ports import Entry
@@ -41,6 +42,7 @@ OWNERS = frozenset(
         e.Command.EVACUATE,
         e.Command.APPROVE,
         e.Command.REJECT,
+        e.Command.WITHDRAW,
     }
 )
 """What an owner may say about their own jobs, and an operator with a scope about its jobs and about their orders."""
@@ -89,6 +91,7 @@ async def operate(
         group=asked.group,
         value=asked.value,
         remedy=asked.remedy,
+        by=identity.person,
     )
     return await _submit(controller, event)
 
@@ -96,9 +99,14 @@ async def operate(
 async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAnswer:
     """Store it and hear, from its own commit, what the engine made of it."""
     mine: list[Entry] = []
+    waits = ""
 
     def listen(entries: Sequence[Entry]) -> None:
+        nonlocal waits
         mine.extend(entry for entry in entries if entry.event.id == event.id)
+        for record in [record for entry in mine for record in entry.touched.orders]:  # they change with the next event
+            if record.order.id == event.order and record.status is OrderStatus.PROPOSED:
+                waits = f"{len(record.approvals)} of {record.approvals_needed} approvals"
 
     controller.listeners.append(listen)
     try:
@@ -112,7 +120,7 @@ async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAn
         return CommandAnswer(outcome, event.id)
     if structs.replace(entry.event, at=event.at, received_at=0.0, seq=0) != event:
         raise WireError(f"the id {event.id.partition(':')[2]!r} is another command's: give each command its own")
-    return CommandAnswer(entry.event.seq, event.id, refusal(event.id, entry.orders))
+    return CommandAnswer(entry.event.seq, event.id, refusal(event.id, entry.orders), waits)
 
 
 async def _said_before(controller: Controller, command_id: str) -> Entry | None:

@@ -84,7 +84,8 @@ def _deed(event: e.AnyEvent, orders_given: Sequence[Any]) -> Deed:
             target = event.node or str(event.job or "") or event.order or event.group
             value = " ".join(part for part in (event.remedy, event.value) if part)
             refused = refusal(event.id, orders_given)
-            return Deed(event.seq, event.at, event.who, event.command.value, target, value, event.why, refused, given)
+            what = event.command.value
+            return Deed(event.seq, event.at, event.who, what, target, value, event.why, refused, given, event.by)
         case e.PolicyLoaded():
             return Deed(event.seq, event.at, event.source, "policy_loaded", event.file, orders=given)
         case e.DrillRun():

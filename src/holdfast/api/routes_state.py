@@ -327,7 +327,10 @@ async def audit(request: Asked, who: Name = "", limit: Limit = 100, cursor: Curs
 
 @read("/brakes")
 async def brakes(request: Asked) -> list[BrakeRecord]:
-    """The quarantine brake of every group. A token with a scope gets none: they are about the whole cluster."""
+    """The quarantine brake of every group, and what rests on one reporter's word there (`[trust]` of the policy).
+
+    A token with a scope gets none: they are about the whole cluster.
+    """
     return await _journal(request).brakes() if scope_of(request).is_whole else []
 
 

@@ -235,6 +235,29 @@ def nodes_view(
     return Group(*parts)
 
 
+def brakes_view(brakes: Sequence[BrakeRecord], at: float) -> list[RenderableType]:
+    """A row for each group, and one for each reporter on whose word alone something rests there."""
+
+    def row(brake: BrakeRecord) -> Iterable[screen.Cell]:
+        state = f"tripped {screen.age(brake.tripped_at, at)} ago" if brake.tripped_at else "open"
+        return screen.clean(brake.group) or "all", state, brake.nodes, len(brake.recent), screen.fold(brake.waiting)
+
+    parts: list[RenderableType] = [
+        screen.table("group", "brake", "nodes", "quarantined lately", "waiting", rows=map(row, brakes))
+    ]
+    rested = [(brake.group, name, one) for brake in brakes for name, one in sorted(brake.reporters.items())]
+    if rested:
+        rows = (
+            (screen.clean(group) or "all", screen.clean(name), screen.fold(sorted(one.nodes)), len(one.requeues),
+             screen.clean(", ".join(one.held)))
+            for group, name, one in rested
+        )  # fmt: skip
+        title = "On one reporter's word alone"
+        heads = ("group", "reporter", "nodes quarantined", "jobs requeued", "orders that wait for a person")
+        parts += [Text(), screen.table(*heads, rows=rows, title=title)]
+    return parts
+
+
 def node_groups(nodes: Sequence[NodeRecord]) -> Table:
     """Nodes folded by group and state."""
     counted: dict[tuple[str, NodeState], list[str]] = {}
@@ -419,8 +442,14 @@ def orders_table(orders: Sequence[OrderRecord], at: float, *, title: str = "") -
         if record.status is OrderStatus.PROPOSED and record.expires_at:
             left = record.expires_at - at
             status.append(f", lapses in {screen.span(left)}" if left > 0 else ", lapsed", style="dim")
+            if record.approvals_needed > 1:
+                names = screen.clean(", ".join(known.by.partition(" ")[0] or known.who for known in record.approvals))
+                done = f", {len(record.approvals)} of {record.approvals_needed} approvals"
+                status.append(f"{done} ({names})" if names else done)
         took = seconds(record.ended_at - record.issued_at) if record.ended_at else None
-        words = _short(" -> ".join(screen.clean(part) for part in (order.why, record.detail) if part), 160)
+        words = _short(
+            " -> ".join(screen.clean(part) for part in (order.why, record.waits_for, record.detail) if part), 160
+        )
         issued = f"{screen.age(record.issued_at, at)} ago"
         return order.id, kind_of(order).replace("_", " "), target(order), status, issued, took, words
 

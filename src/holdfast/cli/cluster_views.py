@@ -13,7 +13,15 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.answer import Answer, answering
-from holdfast.cli.cluster_tables import for_people, incident_page, incidents_table, job_page, jobs_table, nodes_view
+from holdfast.cli.cluster_tables import (
+    brakes_view,
+    for_people,
+    incident_page,
+    incidents_table,
+    job_page,
+    jobs_table,
+    nodes_view,
+)
 from holdfast.cli.house_style import house_style
 from holdfast.cli.incident_lines import (
     lines_table,
@@ -111,6 +119,17 @@ def nodes(
     return Answer(
         lambda: form(nodes=[node_row(node) for node in chosen], brakes=[brake_form(brake) for brake in brakes]),
         lambda: [nodes_view(chosen, brakes, screen.now(), every=every) if chosen else none],
+    )
+
+
+@answering
+def brakes(*, where: Where) -> Answer:
+    """List the brakes of quarantine, and what rests on one reporter's word."""
+    found = read(where, lambda records: records.brakes())
+    none = "No group is known."
+    return Answer(
+        lambda: form(brakes=[brake_form(brake) for brake in found]),
+        lambda: brakes_view(found, screen.now()) if found else [none],
     )
 
 

@@ -104,7 +104,8 @@ def node_row(node: NodeRecord) -> Form:
 
 def brake_form(brake: BrakeRecord) -> Form:
     """The quarantine brake of one group."""
-    return fields_of(brake, "group nodes recent tripped_at? waiting")
+    reporters = {name: fields_of(rested, "nodes requeues held") for name, rested in brake.reporters.items()}
+    return fields_of(brake, "group nodes recent tripped_at? waiting") | {"reporters": reporters}
 
 
 def node_form(node: NodeRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord]) -> Form:
@@ -141,7 +142,8 @@ def order_form(record: OrderRecord) -> Form:
         "job": str(job) if job is not None else None,
         "node": getattr(order, "node", "") or None,
         **fields_of(order, "incident? remedy why cause"),
-        **fields_of(record, "issued_at? ended_at? expires_at? detail"),
+        **fields_of(record, "issued_at? ended_at? expires_at? detail waits_for approvals_needed"),
+        "approvals": [fields_of(known, "who by at") for known in record.approvals],
     }
 
 

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "job": ("holdfast.cli.cluster_views:job", WATCH, "Show one job: attempts, story, incidents."),
     "nodes": ("holdfast.cli.cluster_views:nodes", WATCH, "List nodes and their state."),
     "node": ("holdfast.cli.node:app", WATCH, "Show or steer one node: drain, return, reboot, replace."),
+    "brakes": ("holdfast.cli.cluster_views:brakes", WATCH, "List brakes, and what rests on one reporter's word."),
     "incidents": ("holdfast.cli.cluster_views:incidents", WATCH, "List incidents."),
     "incident": ("holdfast.cli.cluster_views:incident", WATCH, "Show one incident: timeline, diagnosis, story."),
     "orders": ("holdfast.cli.orders:orders", WATCH, "List orders, also those that wait for approval."),

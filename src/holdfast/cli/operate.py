@@ -24,6 +24,7 @@ DID: dict[Command, str] = {
     Command.CONFIRM_HEALTHY: "is confirmed as healthy",
     Command.APPROVE: "is approved",
     Command.REJECT: "is rejected",
+    Command.WITHDRAW: "is no longer approved by you",
 }
 
 
@@ -37,16 +38,18 @@ def operate(at: ControllerOptions, command: Command, *, node: str = "", order: s
         LinkError: no controller answers.
     """
     why = screen.clean(why)
-    if not why and command is not Command.APPROVE:
+    if not why and command not in {Command.APPROVE, Command.WITHDRAW}:
         raise UsageError("--why is empty: say in a few words why, it is kept in the journal")
     from holdfast.cli.remote import send  # noqa: PLC0415 - help and completion need no HTTP client
 
     link = find_controller(cluster_dir=at.cluster_dir, url=at.url, config=at.config)
-    seq = asyncio.run(send(link, command, who=user(), why=why, node=node, order=order))
-    made = form(command=command.value, seq=seq) | ({"node": node} if node else {"order": order})
+    answer = asyncio.run(send(link, command, who=user(), why=why, node=node, order=order))
+    made = form(command=command.value, seq=answer.seq) | ({"node": node} if node else {"order": order})
+    made |= {"waits": answer.waits} if answer.waits else {}
     target = f"node {node}" if node else f"order {order}"
     look = f"holdfast node show {node}" if node else "holdfast orders --all"
-    said = f"{target} {DID[command]} (event {seq} of the journal); `{look}` shows what follows."
+    did = f"has {answer.waits}, and waits for more" if answer.waits else DID[command]
+    said = f"{target} {did} (event {answer.seq} of the journal); `{look}` shows what follows."
     return Answer(lambda: made, lambda: [said])
 
 

@@ -50,10 +50,14 @@ def approve(
     order_id: IdArgument,
     *,
     why: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the journal.")] = "",
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take back your approval while others miss.")] = False,
     at: ControllerOptions,
 ) -> Answer:
-    """Approve a proposed order. It is checked against a fresh look at the world before it runs."""
-    return operate(at, Command.APPROVE, order=order_id, why=why)
+    """Approve a proposed order. It is checked against a fresh look at the world before it runs.
+
+    Where the policy asks for several people (`[trust] approvals`), it runs with the last one's approval.
+    """
+    return operate(at, Command.WITHDRAW if withdraw else Command.APPROVE, order=order_id, why=why)
 
 
 @answering

@@ -13,6 +13,7 @@ import httpx
 from holdfast.cli import screen
 from holdfast.client import AsyncClient
 from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError, VersionError, WireError
+from holdfast.model.answers import CommandAnswer
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.records import IncidentRecord, OrderRecord
 from holdfast.ports import Sample
@@ -66,8 +67,8 @@ class RemoteRecords(AsyncClient):
         return error
 
 
-async def send(link: Link, command: Command, *, who: str, why: str, node: str = "", order: str = "") -> int:
-    """Check that the target exists, then send the command; returns the journal's sequence number.
+async def send(link: Link, command: Command, *, who: str, why: str, node: str = "", order: str = "") -> CommandAnswer:
+    """Check that the target exists, then send the command; returns the controller's answer.
 
     Raises:
         NotFoundError: no such node or order, with the nearest one.
@@ -88,6 +89,6 @@ async def send(link: Link, command: Command, *, who: str, why: str, node: str = 
         done = await records.command(command, who=who, why=why, node=node, order=order)
         if done.refused:
             raise RefusedError(done.refused)
-        return done.seq
+        return done
     finally:
         await records.close()

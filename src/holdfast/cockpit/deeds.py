@@ -13,7 +13,7 @@ from holdfast.model.answers import CommandRequest
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import Command
 
-NEEDS_NO_REASON = frozenset({Command.APPROVE})
+NEEDS_NO_REASON = frozenset({Command.APPROVE, Command.WITHDRAW})
 DID = {
     Command.DRAIN: "will be drained",
     Command.RETURN: "will be returned",
@@ -27,6 +27,7 @@ DID = {
     Command.GIVE_UP: "is given up",
     Command.APPROVE: "is approved",
     Command.REJECT: "is rejected",
+    Command.WITHDRAW: "is no longer approved by you",
     Command.RESET_BRAKE: "has its brake reset",
 }
 
@@ -44,7 +45,8 @@ async def deed(controller: Controller, identity: Identity, form: dict[str, str])
         return f"The mode is {asked.value} from event {answer.seq} on.", False
     name = asked.node or str(asked.job or "") or asked.group or "the order"
     kind = "Node" if asked.node else "Job" if asked.job else "Group" if asked.group else ""
-    return f"{kind} {name} {DID[asked.command]} (event {answer.seq} of the journal).".strip(), False
+    did = f"has {answer.waits}, and waits for more" if answer.waits else DID[asked.command]
+    return f"{kind} {name} {did} (event {answer.seq} of the journal).".strip(), False
 
 
 async def _asked(controller: Controller, form: dict[str, str]) -> CommandRequest:

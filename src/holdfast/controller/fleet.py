@@ -9,6 +9,7 @@ are Unix seconds of the controller. No time passes here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 
 from msgspec import Struct, field, structs
 
@@ -255,7 +256,7 @@ class Fleet:
                 changed.incidents.append((self.incidents.get(incident.id), incident_line(incident)))
                 self._keep_incident(changed.incidents[-1][1])
             for brake in touched.brakes:
-                kept = structs.replace(brake, recent=list(brake.recent), waiting=list(brake.waiting))
+                kept = deepcopy(brake)
                 changed.brakes.append((self.brakes.get(brake.group), kept))
                 self.brakes[brake.group] = kept
             for record in touched.orders:

@@ -38,7 +38,7 @@ def seen(turn: Turn, event: e.FindingSeen) -> None:
     job = _job_of(turn, finding)
     if _is_straggler(finding) and job is not None:
         _job_fault(turn, job, finding)
-    elif finding.role is Role.ROOT and ladder.wants_node(finding) and not _from_rank_log(finding):
+    elif finding.role is Role.ROOT and ladder.wants_node(finding) and not finding.is_rank_log:
         node_fault(turn, finding)
     elif job is None:
         if finding.place.node:
@@ -61,13 +61,6 @@ def _job_of(turn: Turn, finding: Finding) -> JobRecord | None:
     if names and len(names) == 1:
         return turn.state.jobs[next(iter(names))]
     return None
-
-
-def _from_rank_log(finding: Finding) -> bool:
-    """A line of the job's own output: a rank may print anything, so the line alone moves nothing."""
-    if finding.job is None and finding.place.rank is None:
-        return False
-    return bool(finding.evidence) and all(piece.kind is EvidenceKind.LOG for piece in finding.evidence)
 
 
 def _acts(finding: Finding) -> bool:
@@ -298,6 +291,7 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     if incidents.judge_domain(turn, incident, node, finding):
         nodes.domain_lost(turn, incident)
     nodes.suspect(turn, node, incident, finding)
+    jobs, gone = (nodes.moved_by(turn, node, finding, told) for told in (jobs, gone))
     if not is_known:  # a node that is held back repeats its fault: that brings no later node's into its incident
         _remember_domain(turn, _held_back_with(turn, node, finding), incident)
     if incident.diagnosis is None:

@@ -463,6 +463,7 @@ def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:
         record = turn.state.nodes.get(node)
         if record is not None and record.incident:
             repair.check_drained(turn, record)
+            repair.look_closer(turn, record)
 
 
 def implied(turn: Turn, job: JobRecord) -> None:

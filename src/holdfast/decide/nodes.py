@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.decide import incidents, repair
+from holdfast.decide import incidents, repair, trust
 from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import node as node_record
 from holdfast.decide.records.turn import Turn
@@ -20,7 +20,7 @@ from holdfast.model.evidence import Finding, Remedy, Severity
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
-from holdfast.model.records import BrakeRecord, IncidentRecord, Mark, NodeRecord, NodeState, NodeTrigger
+from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, Mark, NodeRecord, NodeState, NodeTrigger
 
 OWN_REASON = "[holdfast]"
 """Prefix of the drain reasons that we set, and the only ones that we lift."""
@@ -85,6 +85,7 @@ def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
         _found_drained(turn, node)  # its agent spoke before the scheduler showed it
     if node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
+    repair.look_closer(turn, node)
     died = old.alive is not False or taken_back
     if view.alive is False and died and not node.gone and node.phase is not NodeState.REPAIRING:
         return f"the scheduler says so ({view.state_text or 'not responding'})"
@@ -297,7 +298,9 @@ def node_heard(turn: Turn, event: e.NodeHeard) -> None:
 def validated(turn: Turn, event: e.NodeValidated) -> None:
     """Its checks have an outcome."""
     node = turn.state.nodes.get(event.node)
-    if node is not None:
+    if node is not None and node.phase is NodeState.SUSPECT:
+        _checked(turn, node, event)
+    elif node is not None:
         repair.validated(turn, node, passed=event.passed, instance_id=event.instance_id, detail=event.detail)
 
 
@@ -363,10 +366,16 @@ def timer(turn: Turn, node: NodeRecord) -> None:
         repair.check_drained(turn, node)
 
 
-def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding) -> None:
-    """Evidence against the node: fence it, if mode and brake allow."""
+def suspect(
+    turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding, *, job: JobRecord | None = None
+) -> None:
+    """Evidence against the node: fence it, if mode, brake and the evidence's origin allow.
+
+    `job`: whose diagnosis names the node; None: whoever the event is from says so.
+    """
     state = node.phase
     node_record.accuse(node, finding.rule)
+    trust.note(turn, node, finding, job)
     if state is NodeState.RETIRED:
         turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
         return
@@ -388,6 +397,11 @@ def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Fin
     quarantine(turn, node, incident, story.of_finding(finding))
 
 
+def moved_by(turn: Turn, node: NodeRecord, finding: Finding, jobs: list[JobRecord]) -> list[JobRecord]:
+    """Of these jobs those that must leave the node: what is not believed of it yet moves the job that says so alone."""
+    return [job for job in jobs if job.key == finding.job] if repair.is_held(turn, node) else jobs
+
+
 def order_to_fence(turn: Turn, node: NodeRecord, why: str, planned: Remedy, *, gone: bool = False) -> o.QuarantineNode:
     """The quarantine of a node as policy wants it carried out, for its incident."""
     rules = turn.policy_for(node).node
@@ -405,7 +419,7 @@ def order_to_fence(turn: Turn, node: NodeRecord, why: str, planned: Remedy, *, g
 
 def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
     """Keep new work off it. Somebody else's drain is respected, and serves as well."""
-    if turn.orders.about(node.about, o.QuarantineNode):
+    if _is_asked(turn, node):
         return
     if node.view.drained and not node.drained_by_us and not is_ours(node.view):
         turn.stamp(incident, Mark.ISOLATED)
@@ -420,6 +434,9 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     policy = turn.policy_for(node)
     group = node.view.group
     acts = turn.mode(policy, group, Remedy.QUARANTINE, incident.id) is Mode.ACT
+    if acts and (because := trust.holds_node(turn, node)):
+        _wait_for_evidence(turn, node, incident, why, because)
+        return
     if acts and not node_record.brake_allows(policy.brake, node_record.brake_of(turn, group), turn.now):
         _held_back(turn, node, incident, group)
         return
@@ -433,10 +450,57 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
         turn.tell_all(incident, node, "waiting for a person to approve its quarantine.")
 
 
+def _is_asked(turn: Turn, node: NodeRecord) -> bool:
+    """Is its quarantine ordered or proposed? One that waited for further evidence is no more, once that has come."""
+    asked = turn.orders.about(node.about, o.QuarantineNode)
+    if repair.is_held(turn, node) and not trust.holds_node(turn, node):
+        turn.orders.withdraw(node.about, "a second kind of evidence has come", o.QuarantineNode, o.ValidateNode)
+        return False
+    return bool(asked)
+
+
+def _wait_for_evidence(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str, because: str) -> None:
+    """Have people decide, and the node checked: what comes first counts."""
+    policy, group = turn.policy_for(node), node.view.group
+    order = order_to_fence(turn, node, why, repair.planned(turn, node, incident), gone=node.gone)
+    turn.propose(order, policy, group, wait_s=policy.waits.validate_s, waits_for=because)
+    for reporter in sorted(node_record.witnesses(node)):
+        node_record.rest_held(turn, group, reporter, order.id)
+    waits = "it waits for its own agent, the scheduler, a check of it, or a person"
+    turn.tell_all(incident, node, f"not quarantined, since {because}; {waits}.")
+    repair.look_closer(turn, node)
+
+
+def approved(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
+    """A person approved its quarantine, and it has been ordered: it rests on their word, too."""
+    trust.approved_by_person(node)
+    entered(turn, node, incident)
+
+
+def _checked(turn: Turn, node: NodeRecord, event: e.NodeValidated) -> None:
+    """The checks of a suspect: failed ones are the evidence that it waited for, passed ones clear it."""
+    open_checks = turn.orders.about(node.about, o.ValidateNode)
+    incident = repair.incident_of(turn, node)
+    other = other_machine(event.instance_id, node.instance_id, node.agent_instance_id)
+    if not open_checks or other or incident is None:
+        return
+    for record in open_checks:
+        turn.orders.settle(record.order.id, OrderStatus.DONE, event.detail)
+    if event.passed:
+        turn.orders.withdraw(node.about, "it passed its checks")
+        _well_again(turn, node, "it passed its checks, which clears it")
+        return
+    why = f"it failed its checks{': ' + event.detail if event.detail else ''}"
+    trust.checks_failed(turn, node)
+    turn.tell_all(incident, node, f"{why}.")
+    quarantine(turn, node, incident, why)
+
+
 def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     """Its quarantine is ordered. A return that is still under way must not undo it."""
-    turn.orders.withdraw(node.about, "it is quarantined anew", o.ReturnNode)
+    turn.orders.withdraw(node.about, "it is quarantined anew", o.ReturnNode, o.ValidateNode)
     node_record.unbrake(turn, node)
+    trust.count_node(turn, node)
     node_record.quarantined(turn, node, turn.policy_for(node).node.lemon_window_s)
     incident_record.tried(turn, incident, Remedy.QUARANTINE)
     turn.tell_all(incident, node, "quarantined.")
@@ -532,6 +596,8 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
 def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
     """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
     incident = repair.incident_of(turn, node)
+    if node.phase is NodeState.SUSPECT:
+        turn.orders.withdraw(node.about, why, o.ValidateNode)  # its checks were to decide on what was dropped
     plans = turn.orders.about(node.about, o.QuarantineNode, o.ValidateNode, *repair.REPAIR_ORDERS)
     if incident is not None and not plans:  # a return that is still under way is no plan for it
         repair.not_done(turn, node, incident, f"nothing is done about it: {why}")

@@ -15,6 +15,7 @@ from holdfast.decide.records import node as node_record
 from holdfast.decide.records.turn import Turn, describe
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model import story
 from holdfast.model.cluster import SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role, Severity
@@ -22,6 +23,7 @@ from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import (
+    Approval,
     Authority,
     IncidentRecord,
     JobRecord,
@@ -38,7 +40,7 @@ _REPAIRS = {Command.REBOOT: Remedy.REBOOT, Command.REPLACE: Remedy.REPLACE}
 
 def command(turn: Turn, event: e.OperatorCommand) -> None:
     """Do what a person asks, or say why not."""
-    if event.command in {Command.APPROVE, Command.REJECT}:
+    if event.command in {Command.APPROVE, Command.REJECT, Command.WITHDRAW}:
         _decide(turn, event)
     elif event.command is Command.SET_MODE:
         _set_mode(turn, event)
@@ -293,6 +295,9 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
     if record is None or record.status is not OrderStatus.PROPOSED:
         refuse(turn, event, f"{event.order or 'it'} is not waiting for a decision")
         return
+    if event.command is Command.WITHDRAW:
+        _take_back(turn, event, record)
+        return
     if event.command is Command.REJECT:
         why = f"rejected by {event.who}{': ' + event.why if event.why else ''}"
         turn.orders.settle(record.order.id, OrderStatus.REJECTED, why)
@@ -304,7 +309,46 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
         refuse(turn, event, obstacle)
         _dropped(turn, record, obstacle)
         return
-    _approve(turn, record, event.who)
+    if record.approvals_needed <= 1:
+        _approve(turn, record, event.who)
+    elif _agrees(turn, event, record):
+        _approve(turn, record, story.listed([known.who for known in record.approvals]))
+
+
+def _agrees(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> bool:
+    """Count this person's approval, once. True when it was the last that was needed."""
+    if any(known.is_of(event.by) for known in record.approvals):
+        token = event.by.partition(" ")[0] or event.who
+        text = f"{token} has approved it already; it takes {record.approvals_needed} people, each with their own token"
+        refuse(turn, event, text)
+        return False
+    turn.orders.agree(record, [*record.approvals, Approval(event.who, event.by, turn.now)])
+    missing = record.approvals_needed - len(record.approvals)
+    if missing > 0:
+        _tell_of(turn, record, f"{event.who} approved: {describe(record.order)}. It takes {missing} more.")
+    return missing <= 0
+
+
+def _take_back(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> None:
+    """Withdraw a person's own approval of an order that waits for further ones."""
+    left = [known for known in record.approvals if not known.is_of(event.by)]
+    if len(left) == len(record.approvals):
+        refuse(turn, event, f"{event.by.partition(' ')[0] or event.who} has not approved it")
+        return
+    turn.orders.agree(record, left)
+    _tell_of(turn, record, f"{event.who} withdrew their approval: {describe(record.order)}.")
+
+
+def _tell_of(turn: Turn, record: OrderRecord, sentence: str) -> None:
+    """Tell the story of what the order is about, and of its incident."""
+    order = record.order
+    about: JobRecord | NodeRecord | None = None
+    if isinstance(order, o.JobOrder):
+        about = turn.job(order.job)
+    elif isinstance(order, o.NodeOrder):
+        about = turn.state.nodes.get(order.node)
+    if about is not None:
+        turn.tell_all(turn.state.incidents.get(order.incident), about, sentence)
 
 
 def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
@@ -322,7 +366,7 @@ def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
         turn.tell(node, f"{who} approved: {describe(order)}.")
         incident = repair.incident_of(turn, node)
         if isinstance(order, o.QuarantineNode) and incident is not None:
-            nodes.entered(turn, node, incident)
+            nodes.approved(turn, node, incident)
         elif isinstance(order, repair.REPAIR_ORDERS):
             repair.approved(turn, node, order)
 

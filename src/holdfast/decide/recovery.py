@@ -530,8 +530,7 @@ def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagno
         if name and name in diagnosis.nodes and ladder.wants_node(finding):
             node = nodes.record_of(turn, name)
             if finding.rule not in node.findings and finding.at > node.clean_at:
-                nodes.suspect(turn, node, incident, finding)
-    del job
+                nodes.suspect(turn, node, incident, finding, job=job)
 
 
 def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: float | None = None) -> None:

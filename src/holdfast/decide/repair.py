@@ -79,6 +79,21 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
         validate(turn, node, "its fault is gone")
 
 
+def is_held(turn: Turn, node: NodeRecord) -> bool:
+    """Does its quarantine wait because of whose word it rests on?"""
+    return any(record.waits_for for record in turn.orders.about(node.about, o.QuarantineNode))
+
+
+def look_closer(turn: Turn, node: NodeRecord) -> None:
+    """Have a node checked whose quarantine waits for further evidence, once nothing runs there."""
+    if node.phase is not NodeState.SUSPECT or not is_held(turn, node) or not turn.policy_for(node).node.validate:
+        return
+    away = node.silent or node.view.alive is False
+    if not (away or occupied(turn, node) or turn.orders.about(node.about, o.ValidateNode)):
+        turn.tell(node, "Nothing runs there: its checks begin.")
+        turn.orders.issue(turn.order(o.ValidateNode, node, why=", ".join(node.findings[:3])))
+
+
 def _findings_of(incident: IncidentRecord, node: NodeRecord) -> list[Finding]:
     return [finding for finding in incident.findings if finding.place.node == node.name]
 

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from holdfast.decide import incidents, ladder
+from holdfast.decide import incidents, ladder, trust
 from holdfast.decide.machine import Claim
 from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import job as job_record
+from holdfast.decide.records import node as node_record
 from holdfast.decide.records.incident import GIVEN_UP, OBSERVED, RECOVERED
 from holdfast.decide.records.turn import Turn
 from holdfast.detect.meaning import Trait, has
@@ -127,9 +128,18 @@ def step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
 
 def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.AnyOrder) -> bool:
     """Ask the mode. True: ordered. Otherwise the job waits for a person, or is left alone."""
-    policy = turn.policy_of(job)
-    status = turn.ask(order, policy, job.view.partition)
+    policy, group = turn.policy_of(job), job.view.partition
+    reporter = trust.forced_by(turn, job, order)
+    acts = turn.mode(policy, group, order.remedy, order.incident) is Mode.ACT
+    if acts and (because := trust.holds_requeue(turn, job, order, reporter)):
+        turn.propose(order, policy, group, waits_for=because)
+        node_record.rest_held(turn, group, reporter, order.id)
+        status = OrderStatus.PROPOSED
+    else:
+        status = turn.ask(order, policy, group)
     if status is OrderStatus.PENDING:
+        if reporter:
+            node_record.rest_requeue(turn, group, reporter)
         return True
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")

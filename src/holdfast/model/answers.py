@@ -118,6 +118,8 @@ class Deed(Struct, frozen=True, omit_defaults=True):
     """Why the engine did not do it; empty: it was taken."""
     orders: tuple[str, ...] = ()
     """What it led to at once: `kind id`."""
+    by: str = ""
+    """Name and id of the token that it came with; empty: nobody noted it."""
 
 
 class Attempt(Struct, frozen=True):
@@ -164,6 +166,8 @@ class CommandAnswer(Struct, frozen=True):
     id: str
     refused: str = ""
     """Why the engine did not do it; empty: it was taken."""
+    waits: str = ""
+    """What an approval that was taken waits for still, `1 of 2 approvals`; empty: nothing."""
 
 
 class TokenPurpose(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

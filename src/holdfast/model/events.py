@@ -252,6 +252,8 @@ class Command(StrEnum):
     REJECT = "reject"
     SET_MODE = "set_mode"
     RESET_BRAKE = "reset_brake"
+    WITHDRAW = "withdraw"
+    """Take back one's own approval of an order that waits for further ones."""
 
 
 class OperatorCommand(Event, frozen=True, kw_only=True, tag="operator_command"):
@@ -268,6 +270,8 @@ class OperatorCommand(Event, frozen=True, kw_only=True, tag="operator_command"):
     """The mode for SET_MODE (`observe`, `advise`, `act`)."""
     remedy: str = ""
     """The rung that SET_MODE is for; empty: all."""
+    by: str = ""
+    """Name and id of the token that it came with, `mei 3f0c2a9b1d4e`; `who` is free text. Empty: nobody noted it."""
 
 
 class PolicyLoaded(Event, frozen=True, kw_only=True, tag="policy_loaded"):

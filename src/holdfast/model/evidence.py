@@ -139,6 +139,13 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many like it were folded into this one."""
 
     @property
+    def is_rank_log(self) -> bool:
+        """Is it a line of a job's own output? A rank may print anything, so the line alone moves nothing."""
+        if self.job is None and self.place.rank is None:
+            return False
+        return bool(self.evidence) and all(piece.kind is EvidenceKind.LOG for piece in self.evidence)
+
+    @property
     def recurs_as(self) -> str:
         """What tells the same trouble from another: the fingerprint, or the rule where it has none."""
         return self.fingerprint or self.rule

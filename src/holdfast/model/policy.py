@@ -170,6 +170,32 @@ class StragglerRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exclude: bool = False
 
 
+class Trust(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may rest on one reporter's word, and how many people an approval takes. The defaults hold nothing back.
+
+    A reporter is the agent of a node or the launcher of a job; lines of a job's output count as its launcher's word.
+    The values of the site or the group hold for every job there, also for a job that asks for a policy by name.
+    """
+
+    two_witnesses: bool = False
+    """A node that only jobs speak against is not quarantined before a second kind of evidence has come: its own agent,
+    the scheduler, or a failed check of it. A passed check clears it, and a person may approve its quarantine."""
+    reporter_nodes: Count = 0
+    """At most so many different nodes of a group are quarantined inside the window on one reporter's word alone; more
+    wait as under `two_witnesses`. 0: no bound."""
+    reporter_requeues: Count = 0
+    """At most so many running jobs are stopped and requeued inside the window on one reporter's word alone, its own job
+    not counted; more wait for a person. 0: no bound."""
+    reporter_window_s: Seconds = 3600.0
+    approvals: Annotated[int, Meta(ge=1, le=8)] = 1
+    """So many different people must approve a proposed order. A person is a token: by its name and its id."""
+
+    @property
+    def is_on(self) -> bool:
+        """Does anything depend on whose word it is?"""
+        return self.two_witnesses or self.reporter_nodes > 0 or self.reporter_requeues > 0
+
+
 class Slo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Objectives that reports judge by. 0: none is set. Nothing here changes what Holdfast does."""
 
@@ -207,6 +233,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     brake: Brake = Brake()
     hang: HangRules = HangRules()
     straggler: StragglerRules = StragglerRules()
+    trust: Trust = Trust()
     evacuate_on_trend: bool = True
     slo: Slo = Slo()
 

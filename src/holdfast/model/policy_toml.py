@@ -8,7 +8,7 @@ presets. Preset texts are handed in by name, so that nothing is read here. No ti
     preset = "hyperpod-slurm"      # optional base; what follows overrides it
     mode = "act"                   # or a table: [mode] default = "act", reboot = "advise"
     [modes]                        # mode per rung
-    [limits] [waits] [node] [brake] [hang] [straggler] [slo]
+    [limits] [waits] [node] [brake] [hang] [straggler] [trust] [slo]
     [ladders]                      # trouble = ["restart_in_place", "requeue", "stop"]
     [groups.gpu]                   # any of the above again, for one partition or node group
     [named.patient]                # any of the above again, for jobs that ask for it by name

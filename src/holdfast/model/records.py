@@ -337,6 +337,8 @@ class NodeRecord(Struct, omit_defaults=True):
     drill_ok: bool = False
     findings: list[str] = field(default_factory=list)
     """Rules that made it suspect and were not cleared."""
+    witnesses: dict[str, list[str]] = field(default_factory=dict)
+    """Rule -> who says so: `agent:NODE`, `launcher:JOB`, `controller`, `checks`, `person`; where `[trust]` is on."""
     offences: list[float] = field(default_factory=list)
     """When it was quarantined, over the last 28 days (lemon score)."""
     story: list[str] = field(default_factory=list)
@@ -417,6 +419,20 @@ def between(marks: Mapping[Mark, float], begin: Mark, end: Mark) -> float | None
     return max(0.0, last - first)
 
 
+class Approval(Struct, frozen=True):
+    """One person's approval of a proposed order that needs several."""
+
+    who: str
+    by: str
+    """Name and id of the token that it came with: what tells one person from another."""
+    at: float
+
+    def is_of(self, by: str) -> bool:
+        """Is this token one of the same person? Tokens of one name are, and so are all without a name."""
+        (name, _, token), (other, _, other_token) = self.by.partition(" "), by.partition(" ")
+        return name == other or (token == other_token and bool(token))
+
+
 class OrderRecord(Struct, omit_defaults=True):
     """An order and what became of it."""
 
@@ -427,6 +443,22 @@ class OrderRecord(Struct, omit_defaults=True):
     expires_at: float = 0.0
     """When a proposed order lapses."""
     detail: str = ""
+    waits_for: str = ""
+    """Whose word keeps a proposed order from being given; empty: policy says advise."""
+    approvals_needed: int = 1
+    approvals: list[Approval] = field(default_factory=list)
+    """Those of a proposed order that needs several."""
+
+
+class Rested(Struct, omit_defaults=True):
+    """What rests on one reporter's word alone, inside the window of `[trust]`."""
+
+    nodes: dict[str, float] = field(default_factory=dict)
+    """Node -> when it was last quarantined so."""
+    requeues: list[float] = field(default_factory=list)
+    """When running jobs were requeued so."""
+    held: list[str] = field(default_factory=list)
+    """Proposed orders that wait because of it."""
 
 
 class BrakeRecord(Struct, omit_defaults=True):
@@ -440,6 +472,8 @@ class BrakeRecord(Struct, omit_defaults=True):
     tripped_at: float = 0.0
     waiting: list[str] = field(default_factory=list)
     """Nodes whose quarantine the brake holds back."""
+    reporters: dict[str, Rested] = field(default_factory=dict)
+    """Reporter (`agent:NODE`, `launcher:JOB`) -> what rests on its word; empty where `[trust]` is off."""
 
 
 class Touched(Struct):

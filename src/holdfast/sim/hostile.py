@@ -30,6 +30,7 @@ from holdfast.model.wire import Batch, Beat, encode
 from holdfast.sim.agents import finding
 from holdfast.sim.control import ControlPlane
 from holdfast.sim.faults import luck
+from holdfast.sim.options import EDITION_6
 from holdfast.sim.record import Fault
 from holdfast.sim.scheduler import Job, Scheduler
 from holdfast.sim.world import Node, World
@@ -87,6 +88,8 @@ class Liar:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._shapes: dict[str, msgspec.inspect.StructType] = {}
         options = world.options
+        self._may_withdraw = options.seed >= EDITION_6
+        """A command of a later day would change what the earlier seeds draw."""
         self.node = self._one_of(list(world.nodes.values()))
         plan = self._one_of(options.jobs)
         self.job_id = plan.id
@@ -233,6 +236,7 @@ class Liar:
             "instance_id": lambda one: self._one_of((one.node.machine, "machine")),
             "cluster": lambda _: self._world.cluster,
             "restart_count": lambda one: one.job.restart_count if one.job is not None else 0,
+            "by": lambda _: "",
         }
         if name in by_name and not (name == "node" and isinstance(kind, msgspec.inspect.StructType)):
             return by_name[name](aim)
@@ -251,7 +255,7 @@ class Liar:
             case msgspec.inspect.StrType():
                 return "x" * (70_000 if self._chance(0.01) else 1)
             case msgspec.inspect.EnumType():
-                return self._one_of(list(kind.cls))
+                return self._one_of([one for one in kind.cls if one is not e.Command.WITHDRAW or self._may_withdraw])
             case msgspec.inspect.UnionType():
                 return self._of_type(name, self._one_of(kind.types), aim)
             case msgspec.inspect.VarTupleType():

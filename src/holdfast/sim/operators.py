@@ -55,7 +55,8 @@ class Operators:
             self._let_go(job)
         self.requests.tidy()
         options = self._world.options
-        left_alone = self.requests.modes_set or "mode" in options.policy or self._world.counts.get("refused")
+        asks = "mode" in options.policy or "[trust]" in options.policy
+        left_alone = self.requests.modes_set or asks or self._world.counts.get("refused")
         if options.cleans_up and left_alone:
             self.requests.act_again("")
             self._world.later(BACK_S, self._clean_up)

@@ -247,7 +247,10 @@ EDITION_3 = 20_000
 EDITION_4 = 30_000
 """Seeds from this one on draw what the table of reached states had shown as never reached: see `_draw_edition_4`."""
 EDITION_5 = 1_000_000_000
-"""Seeds from this one on draw a hostile reporter as well: see `_draw_edition_5`. Those of `make fuzz` begin here."""
+"""Seeds from this one on draw a hostile reporter as well: see `_draw_edition_5`."""
+EDITION_6 = 2_000_000_000
+"""Seeds from this one on draw whose word suffices and how many people decide: see `_draw_edition_6`. Those of
+`make fuzz` begin here."""
 _KINDS_4 = ("pauses", "batches", "warnings", "prologs", "vanishings", "drills", "commands", "blindness")
 _POLICIES_4 = (
     "",
@@ -319,6 +322,8 @@ def draw(seed: int) -> SimOptions:
         values |= _draw_edition_4(dice)
     if seed >= EDITION_5:
         values |= _draw_edition_5(dice, values)
+    if seed >= EDITION_6:
+        values |= _draw_edition_6(dice, values)
     return SimOptions(**values)
 
 
@@ -348,6 +353,19 @@ def _draw_edition_5(dice: random.Random, drawn: dict[str, Any]) -> dict[str, Any
         "jobs": tuple(structs.replace(job, user=f"user-{job.id}") for job in drawn["jobs"]),
         "policy": f"{drawn['policy']}[brake]\nmax_nodes = 1000\nmax_percent = 100.0\n",
     }
+
+
+def _draw_edition_6(dice: random.Random, drawn: dict[str, Any]) -> dict[str, Any]:
+    """`[trust]`: two kinds of evidence, brakes per reporter, two people. Each is off in about half of the runs."""
+    rules = {
+        "two_witnesses": dice.choice(("false", "true")),
+        "reporter_nodes": dice.choice((0, 0, 1, 2)),
+        "reporter_requeues": dice.choice((0, 0, 1, 2)),
+        "reporter_window_s": dice.choice((600.0, 3600.0)),
+        "approvals": dice.choice((1, 2)),
+    }
+    lines = "".join(f"{name} = {value}\n" for name, value in rules.items())
+    return {"policy": f"{drawn['policy']}[trust]\n{lines}"}
 
 
 def _draw_jobs(dice: random.Random, nodes: int) -> tuple[JobPlan, ...]:

@@ -39,6 +39,7 @@ class Requests:
         self.holding: dict[str, JobKey] = {}
         """Jobs that Holdfast was asked to hold, and not to release since."""
         world.on_notice = self._told
+        self._takes_two = "approvals = 2" in world.options.policy
 
     def tidy(self) -> None:
         """The calm: nodes are returned, and jobs released but the first, where holds last."""
@@ -48,16 +49,17 @@ class Requests:
             if number or not self._world.options.holds_last:
                 self._release(name)
 
-    def ask(self, command: e.Command, **fields: object) -> bool:
-        """Send a command."""
+    def ask(self, command: e.Command, *, person: str = "ada", **fields: object) -> bool:
+        """Send a command, with this person's own token."""
         self._number += 1
         name = f"command:{self._number}"
         event = e.OperatorCommand(
             id=name,
             at=self._world.now(),
-            source=WHO,
+            source=f"operator:{person}",
             command=command,
-            who="ada",
+            who=person,
+            by=f"{person} token-{person}",
             why="as I see fit",
             **fields,  # type: ignore[arg-type]
         )
@@ -169,6 +171,16 @@ class Requests:
             return
         command = e.Command.REJECT if not calm and word < share / 4 else e.Command.APPROVE
         self._world.later(wait_s, functools.partial(self.ask, command, order=rest[:-1]))
+        if command is e.Command.APPROVE and self._takes_two:
+            self._second(rest[:-1], wait_s)
+
+    def _second(self, order: str, after_s: float) -> None:
+        """A second person approves, mostly; or the first one does once more, or takes the approval back."""
+        dice, calm = self._world.dice("second"), self._world.calm
+        wait_s, word = after_s + 60.0 * dice.random(), dice.random()
+        person = "ada" if not calm and word < 0.4 else "bea"
+        command = e.Command.WITHDRAW if not calm and word < 0.2 else e.Command.APPROVE
+        self._world.later(wait_s, functools.partial(self.ask, command, person=person, order=order))
 
     def _look_into(self, notice: Notify) -> None:
         """Hold a job that has just failed, or that waits for nodes again, until its owner has looked."""

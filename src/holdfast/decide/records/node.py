@@ -8,10 +8,13 @@ from __future__ import annotations
 from holdfast.decide.records.turn import Turn
 from holdfast.model.cluster import NodeView
 from holdfast.model.policy import Brake
-from holdfast.model.records import BrakeRecord, NodeRecord, NodeState, NodeTrigger
+from holdfast.model.records import BrakeRecord, NodeRecord, NodeState, NodeTrigger, Rested
 
 ROUNDING_S = 0.01
 """Looked at this much after the window has moved on, so that rounding does not make it look a moment too early."""
+
+WITNESSES_MAX = 8
+"""Witnesses kept for each rule: the next one adds nothing."""
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ def lost(turn: Turn, node: NodeRecord) -> None:
 
 def cleared(turn: Turn, node: NodeRecord) -> None:
     """It runs, and nothing is held against it any more."""
-    node.findings = []
+    node.findings, node.witnesses = [], {}
     runs(turn, node)
 
 
@@ -128,14 +131,29 @@ def accuse(node: NodeRecord, rule: str) -> None:
         node.findings.append(rule)
 
 
+def accused_by(node: NodeRecord, rule: str, witness: str) -> None:
+    """This witness holds the rule's fault against it."""
+    known = node.witnesses.setdefault(rule, [])
+    if witness not in known and len(known) < WITNESSES_MAX:
+        known.append(witness)
+
+
+def witnesses(node: NodeRecord) -> set[str]:
+    """All who hold something against it, as far as that was noted."""
+    return {witness for known in node.witnesses.values() for witness in known}
+
+
 def acquit(node: NodeRecord, rule: str) -> None:
     """The fault by this rule is gone."""
     node.findings.remove(rule)
+    node.witnesses.pop(rule, None)
+    if not node.findings:
+        node.witnesses = {}
 
 
 def repair_asked(node: NodeRecord, rule: str) -> None:
     """A person's word is all that is held against it now."""
-    node.findings = [rule]
+    node.findings, node.witnesses = [rule], {}
 
 
 def clean_since(node: NodeRecord, at: float) -> None:
@@ -167,7 +185,7 @@ def clean(turn: Turn, node: NodeRecord, since: float) -> None:
     """Nothing is held against it any more; evidence about it from before that time is stale."""
     turn.timers.cancel(node.timer)
     turn.cleaned.append(node.name)
-    node.findings = []
+    node.findings, node.witnesses = [], {}
     clean_since(node, since)
     node.rung, node.drained_by_us, node.gone = 0, False, False
     turn.changes.add(node)
@@ -242,6 +260,8 @@ def reset_brake_record(record: BrakeRecord) -> list[str]:
     """By hand: the window starts anew. Returns the nodes that waited."""
     freed = record.waiting
     record.waiting, record.recent, record.tripped_at = [], [], 0.0
+    for rested in record.reporters.values():
+        rested.nodes, rested.requeues = {}, []
     return freed
 
 
@@ -257,6 +277,39 @@ def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> bool:
         turn.timers.cancel(f"brake:{name}")
     turn.changes.add(record)
     return True
+
+
+def rested_on(turn: Turn, group: str, reporter: str, window_s: float) -> Rested:
+    """What rests on this reporter's word alone; what has left the window is forgotten."""
+    record = brake_of(turn, group)
+    start = turn.now - window_s
+    for name, rested in list(record.reporters.items()):
+        rested.nodes = {node: at for node, at in rested.nodes.items() if at > start}
+        rested.requeues = [at for at in rested.requeues if at > start]
+        if not (rested.nodes or rested.requeues or rested.held):
+            del record.reporters[name]
+    return record.reporters.get(reporter) or Rested()
+
+
+def _rests(turn: Turn, group: str, reporter: str) -> Rested:
+    record = brake_of(turn, group)
+    turn.changes.add(record)
+    return record.reporters.setdefault(reporter, Rested())
+
+
+def rest_node(turn: Turn, group: str, reporter: str, node: str) -> None:
+    """A quarantine rests on this reporter's word alone."""
+    _rests(turn, group, reporter).nodes[node] = turn.now
+
+
+def rest_requeue(turn: Turn, group: str, reporter: str) -> None:
+    """So does the requeue of a running job."""
+    _rests(turn, group, reporter).requeues.append(turn.now)
+
+
+def rest_held(turn: Turn, group: str, reporter: str, order: str) -> None:
+    """This proposed order waits because one reporter alone stands behind it."""
+    _rests(turn, group, reporter).held.append(order)
 
 
 def count_nodes(turn: Turn, group: str, step: int) -> None:

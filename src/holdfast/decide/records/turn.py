@@ -17,9 +17,10 @@ from holdfast.model.cluster import JobKey, job_kind
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Evidence, Finding, Remedy, Role, Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
-from holdfast.model.policy import Mode, Policy, PolicySet
+from holdfast.model.policy import Mode, Policy, PolicySet, Trust
 from holdfast.model.records import (
     JOB_MARKS,
+    Approval,
     Authority,
     BrakeRecord,
     IncidentRecord,
@@ -132,10 +133,19 @@ class OpenOrders:
         self._add(OrderRecord(order, OrderStatus.PENDING, self._state.now))
         self._outgoing.orders.append(order)
 
-    def propose(self, order: AnyOrder, wait_s: float) -> None:
-        """Keep the order for a person to approve; it lapses after `wait_s`."""
+    def propose(self, order: AnyOrder, wait_s: float, *, approvals: int = 1, waits_for: str = "") -> None:
+        """Keep the order for so many people to approve; it lapses after `wait_s`. `waits_for`: see the record."""
         now = self._state.now
-        self._add(OrderRecord(order, OrderStatus.PROPOSED, now, expires_at=now + wait_s))
+        self._add(
+            OrderRecord(
+                order,
+                OrderStatus.PROPOSED,
+                now,
+                expires_at=now + wait_s,
+                waits_for=waits_for,
+                approvals_needed=approvals,
+            )
+        )
         self._timers.start(f"propose:{order.id}", wait_s, incident=order.incident)
 
     def _add(self, record: OrderRecord) -> None:
@@ -148,8 +158,14 @@ class OpenOrders:
         self._timers.cancel(f"propose:{record.order.id}")
         record.status, record.issued_at, record.expires_at = OrderStatus.PENDING, self._state.now, 0.0
         record.detail = f"approved by {who}"
+        self._let_go(record)
         self._changes.add(record)
         self._outgoing.orders.append(record.order)
+
+    def agree(self, record: OrderRecord, approvals: list[Approval]) -> None:
+        """These people have approved it so far; it needs more."""
+        record.approvals = approvals
+        self._changes.add(record)
 
     def retry(self, record: OrderRecord, why: str, after_s: float) -> None:
         """Try it again later, with the same id, so that it has its effect once."""
@@ -170,12 +186,21 @@ class OpenOrders:
                 del self._index.orders_of[about]
         if record.status is OrderStatus.PROPOSED:
             self._timers.cancel(f"propose:{order_id}")
+            self._let_go(record)
         self._timers.cancel(f"order:{order_id}")
         record.status = status
         record.ended_at = self._state.now
         record.detail = detail[:500]
         self._changes.add(record)
         return record
+
+    def _let_go(self, record: OrderRecord) -> None:
+        """No reporter's brake holds it any more."""
+        for brake in self._state.brakes.values() if record.waits_for else ():
+            for rested in brake.reporters.values():
+                if record.order.id in rested.held:
+                    rested.held.remove(record.order.id)
+                    self._changes.add(brake)
 
     def about(self, about: str, *kinds: type[o.Order]) -> list[OrderRecord]:
         """List orders about a job (slug) or node (`node:NAME`), oldest first; notices only when asked for."""
@@ -270,6 +295,10 @@ class Turn:
     def policy_for(self, node: NodeRecord) -> Policy:
         """The policy that holds for the node."""
         return self.policies.for_group(node.view.group)
+
+    def trust_in(self, group: str) -> Trust:
+        """What may rest on one reporter's word in this group: the site's say, whatever policy a job asks for."""
+        return self.policies.for_group(group).trust
 
     def mode(self, policy: Policy, group: str, rung: Remedy, incident: str = "") -> Mode:
         """How far to go with this rung; what a person approved for the incident is acted on."""
@@ -390,7 +419,7 @@ class Turn:
             self.changes.add(OrderRecord(order, OrderStatus.OBSERVED, self.now, ended_at=self.now))
             self.would(order)
             return OrderStatus.OBSERVED
-        self.propose(order, policy)
+        self.propose(order, policy, group)
         return OrderStatus.PROPOSED
 
     def would(self, order: AnyOrder) -> None:
@@ -411,14 +440,18 @@ class Turn:
         text = f"{why}Policy says observe, so nothing is done.{after}"
         self.notify(incident.id, Severity.WARNING, sentence, text, job=key, node=node)
 
-    def propose(self, order: AnyOrder, policy: Policy) -> None:
-        """Have a person decide, until it lapses."""
-        self.orders.propose(order, policy.waits.propose_s)
+    def propose(self, order: AnyOrder, policy: Policy, group: str, *, wait_s: float = 0.0, waits_for: str = "") -> None:
+        """Have people decide, until it lapses: after `wait_s` where that is longer than policy's time for it."""
+        wait_s = max(policy.waits.propose_s, wait_s)
+        needed = self.trust_in(group).approvals
+        self.orders.propose(order, wait_s, approvals=needed, waits_for=waits_for)
+        because = f" It waits: {waits_for}." if waits_for else ""
+        people = f" It takes {needed} different people." if needed > 1 else ""
         self.notify(
             order.incident,
             Severity.WARNING,
             f"Approve {order.id}?",
-            f"{describe(order)}. It lapses in {story.seconds(policy.waits.propose_s)}.",
+            f"{describe(order)}.{because}{people} It lapses in {story.seconds(wait_s)}.",
             job=getattr(order, "job", None),
             node=getattr(order, "node", ""),
         )

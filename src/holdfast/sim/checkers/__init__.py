@@ -32,6 +32,7 @@ from holdfast.sim.checkers.nodes import (
 from holdfast.sim.checkers.observe import observe_touches_nothing, observes
 from holdfast.sim.checkers.orders import every_order_has_a_cause, no_order_twice, orders_end
 from holdfast.sim.checkers.restarts import not_onto_a_bad_node
+from holdfast.sim.checkers.trust import approvals_are_counted, reporters_are_braked, two_witnesses_are_heard
 from holdfast.sim.history import FaultsOver, History
 
 Judge = Callable[[History], Iterator[str]]
@@ -50,6 +51,9 @@ SAFETY: tuple[Judge, ...] = (
     attempts_do_not_overlap,
     stories_name_the_cause,
     observe_touches_nothing,
+    two_witnesses_are_heard,
+    reporters_are_braked,
+    approvals_are_counted,
 )
 """What must hold at every moment."""
 
