@@ -6,7 +6,7 @@ the attack fails, `removing(place, name, instead)`, the attack succeeds. So no a
 
 `@pytest.mark.attempt(actor=..., asset=..., removed=...)` puts a test on the list of attempts (`python -m tests.attack`). The actor
 begins a heading of docs/threat-model.md, the asset is a cell of its table, and `removed` is the check's name below `holdfast`
-(`os.tls.listener_uids`, several with commas) or a script's path there. The docstring's first sentence says what is attempted.
+(`os.tls.listener_uids`, several with commas) or a script's path there; `each` names the attempts of one test that makes several. The docstring's first sentence says what is attempted.
 """
 
 from __future__ import annotations

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
 from collections.abc import AsyncIterator
+
+from holdfast.os.doorway import Doorway
 
 HEAD_MAX = 16 * 1024
 HEAD_S = 10.0
@@ -22,8 +25,11 @@ async def standing_by(host: str, port: int, tls: ssl.SSLContext | None = None) -
     if not port:
         yield
         return
+    handshake = {"ssl_handshake_timeout": HEAD_S} if tls is not None else {}
     try:
-        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX, ssl=tls)
+        doorway = Doorway()
+        answer = functools.partial(_answer, doorway)
+        server = await asyncio.start_server(answer, host, port, limit=HEAD_MAX, ssl=tls, **handshake)
     except OSError:
         yield
         return
@@ -33,8 +39,9 @@ async def standing_by(host: str, port: int, tls: ssl.SSLContext | None = None) -
         server.close()
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+async def _answer(doorway: Doorway, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    broken = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError)
+    with doorway.enter(writer), contextlib.suppress(*broken):
         async with asyncio.timeout(HEAD_S):
             head = await reader.readuntil(b"\r\n\r\n")
             alive = head.split(b" ", 2)[1:2] == [b"/livez"]
