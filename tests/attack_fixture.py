@@ -1,7 +1,12 @@
 """Attacks. Each is made twice: on what is shipped, where it must fail, and with its check removed, where it must succeed.
 
 A test takes `attempt`, says which check stands in the way (`attempt.without`, or `attempt.text` for a script), makes the
-attack, and hands what came of it to `attempt.judge`. So no attack stands here that could not succeed.
+attack, and hands what came of it to `attempt.judge`. Where the house is dear, one test takes `removing` and does both in turn:
+the attack fails, `removing(place, name, instead)`, the attack succeeds. So no attack stands here that could not succeed.
+
+`@pytest.mark.attempt(actor=..., asset=..., removed=...)` puts a test on the list of attempts (`python -m tests.attack`). The actor
+begins a heading of docs/threat-model.md, the asset is a cell of its table, and `removed` is the check's name below `holdfast`
+(`os.tls.listener_uids`, several with commas) or a script's path there; `each` names the attempts of one test that makes several. The docstring's first sentence says what is attempted.
 """
 
 from __future__ import annotations
@@ -21,16 +26,20 @@ class Attempt:
 
     is_skipped = False
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_open: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_open: bool, listed: str = "") -> None:
         self.is_open = is_open
         """The check is removed."""
         self.says_check = self.is_judged = False
         self._monkeypatch = monkeypatch
+        self._listed = listed
 
     def without(self, place: object, name: str, instead: object) -> None:
         """The check that stands in the way, and what is there in its place once it is removed."""
         self.says_check = True
         assert hasattr(place, name), f"there is no {name} any more: what checks this now?"
+        assert not self._listed or name in self._listed, (
+            f"the list of attempts says {self._listed!r} is removed, the test removes {name}"
+        )
         if self.is_open:
             self._monkeypatch.setattr(place, name, instead)
 
@@ -61,16 +70,54 @@ def only_root(why: str) -> None:
         skip(why)
 
 
+def listed_check(request: pytest.FixtureRequest) -> str:
+    """The check that the list of attempts names for this test."""
+    mark = request.node.get_closest_marker("attempt")
+    return str(mark.kwargs["removed"]) if mark is not None else ""
+
+
 @pytest.fixture(params=[False, True], ids=["shipped", "check removed"])
 def attempt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
     """See `Attempt`."""
     Attempt.is_skipped = False
-    made = Attempt(monkeypatch, is_open=request.param)
+    made = Attempt(monkeypatch, is_open=request.param, listed=listed_check(request))
     yield made
     if Attempt.is_skipped:
         return
     assert made.says_check, "the test names no check"
     assert made.is_judged, "the test judges nothing"
+
+
+class Removing:
+    """Removes the check in the middle of a test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
+        self.is_done = False
+        self._monkeypatch = monkeypatch
+        self._listed = listed
+
+    def __call__(self, place: object, name: str, instead: object) -> None:
+        """From here on `instead` is there."""
+        assert hasattr(place, name), f"there is no {name} any more: what checks this now?"
+        assert not self._listed or name in self._listed, (
+            f"the list of attempts says {self._listed!r} is removed, the test removes {name}"
+        )
+        self.is_done = True
+        self._monkeypatch.setattr(place, name, instead)
+
+    def item(self, table: dict, key: object, instead: object) -> None:
+        """As above, for a line of a table."""
+        self.is_done = True
+        self._monkeypatch.setitem(table, key, instead)
+
+
+@pytest.fixture
+def removing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Removing]:
+    """See `Removing`."""
+    made = Removing(monkeypatch, listed_check(request))
+    Attempt.is_skipped = False
+    yield made
+    assert made.is_done or Attempt.is_skipped, "the test removes no check"
 
 
 class Stranger:

@@ -38,8 +38,10 @@ from holdfast.cli.main import app
 from holdfast.errors import ConfigError, TemporaryOrderError
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
+from holdfast.os.outbound import Allowed
 
 pytestmark = pytest.mark.timeout(600)
+LOOPBACK = ("127.0.0.0/8",)
 INCIDENT = Facts(summary="GPU 3 fell off the bus", domain="hardware", partition="gpu", owner="mei", steps=("look",))
 
 
@@ -126,7 +128,7 @@ async def until(holds, limit_s: float = 400.0) -> None:
 
 
 def outbox(config: NotifyConfig, path: Path, facts: Facts = INCIDENT) -> Outbox:
-    return Outbox(config, path / "outbox.jsonl", AppriseDeliverer(), lambda _notice: facts, SystemClock())
+    return Outbox(config, path / "outbox.jsonl", AppriseDeliverer(LOOPBACK), lambda _notice: facts, SystemClock())
 
 
 def test_a_webhook_gets_each_notice_in_order_with_steps_and_links(tmp_path: Path, web: Web):
@@ -220,7 +222,7 @@ def test_half_a_line_on_a_full_disk_takes_no_other_with_it(tmp_path: Path, monke
         return plain(descriptor, data[:20])
 
     async def work() -> None:
-        box = Outbox(config, path, AppriseDeliverer(), lambda _n: INCIDENT, SystemClock())
+        box = Outbox(config, path, AppriseDeliverer(LOOPBACK), lambda _n: INCIDENT, SystemClock())
         await box.send(notice(1))
         with monkeypatch.context() as patch:
             patch.setattr("holdfast.adapters.notify.outbox.os.write", full)
@@ -237,7 +239,9 @@ def test_a_full_disk_refuses_the_notice_so_that_the_journal_keeps_it(tmp_path: P
     config = NotifyConfig(to=(Destination(name="hook", url="json://127.0.0.1:9"),))
 
     async def work() -> None:
-        box = Outbox(config, tmp_path / "none" / "outbox.jsonl", AppriseDeliverer(), lambda _n: INCIDENT, SystemClock())
+        box = Outbox(
+            config, tmp_path / "none" / "outbox.jsonl", AppriseDeliverer(LOOPBACK), lambda _n: INCIDENT, SystemClock()
+        )
         with pytest.raises(TemporaryOrderError, match="cannot be written"):
             await box.send(notice())
 
@@ -305,6 +309,9 @@ class Kept:
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.got: list[tuple[float, Message]] = []
+
+    async def refused(self, _destination) -> str:
+        return ""
 
     async def deliver(self, _destination, message: Message, _thread: str) -> str:
         self.got.append((self.clock.now(), message))
@@ -617,6 +624,8 @@ def test_the_test_command_says_what_each_destination_did(tmp_path: Path, web: We
     """`holdfast notify test` reaches the webhook, names the one that refuses, and exits with 1."""
     (tmp_path / "hook.url").write_text(f"{web.url}\n")
     toml = f"""
+[notify]
+allow = ["127.0.0.1"]
 [[notify.to]]
 name = "good"
 url_file = "{tmp_path}/hook.url"
@@ -654,12 +663,12 @@ def test_pagerduty_and_slack_share_a_key_for_one_matter(monkeypatch):
     monkeypatch.setattr("requests.request", lambda _method, url, **more: post(url, **more))
     pager = Destination(name="p", url="pagerduty://" + "a" * 32 + "@" + "b" * 20)
     for over in (False, True):
-        services._send(pager, Message("i1", Severity.ERROR, "t", "x", is_over=over), "")
+        services._send(pager, Message("i1", Severity.ERROR, "t", "x", is_over=over), "", Allowed())
     assert [one["event_action"] for one in sent] == ["trigger", "resolve"]
     assert sent[0]["dedup_key"] == sent[1]["dedup_key"]
     sent.clear()
     slack = Destination(name="s", url="slack://xoxb-1234-1234-abc124/#ops")
-    thread = services._send(slack, Message("i1", Severity.ERROR, "t", "x"), "")
-    services._send(slack, Message("i1", Severity.INFO, "t2", "x"), thread)
+    thread = services._send(slack, Message("i1", Severity.ERROR, "t", "x"), "", Allowed())
+    services._send(slack, Message("i1", Severity.INFO, "t2", "x"), thread, Allowed())
     said = [one for one in sent if "channel" in one]
     assert (thread, said[-1].get("thread_ts"), "thread_ts" in said[0]) == ("1573686.0037", "1573686.0037", False)

@@ -1,5 +1,5 @@
 """The fixtures of every attack, see `attack_fixture`."""
 
-from attack_fixture import attempt, stranger
+from attack_fixture import attempt, removing, stranger
 
-__all__ = ["attempt", "stranger"]
+__all__ = ["attempt", "removing", "stranger"]

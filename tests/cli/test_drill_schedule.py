@@ -87,7 +87,7 @@ def test_a_run_is_compared_with_the_last_and_a_regression_is_flagged(tmp_path: P
     People are told of the second one, as of a drill.
     """
     with webhook() as web:
-        notify = f'[notify]\ngroup_s = 0\n[[notify.to]]\nname = "team"\nurl = "{web.url}"\n'
+        notify = f'[notify]\ngroup_s = 0\nallow = ["127.0.0.1"]\n[[notify.to]]\nname = "team"\nurl = "{web.url}"\n'
         (tmp_path / "patient.toml").write_text(PATIENT)
         (tmp_path / "holdfast.toml").write_text(CALENDAR.replace("kill9", "patient.toml") + notify)
         _two_runs(tmp_path)

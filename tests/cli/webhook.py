@@ -41,7 +41,10 @@ class Web:
     def config(self, **more: Any) -> NotifyConfig:
         """`[notify]` with this one destination."""
         return NotifyConfig(
-            group_s=0.0, link="https://holdfast.example", to=(Destination(name="team", url=self.url, **more),)
+            group_s=0.0,
+            link="https://holdfast.example",
+            allow=("127.0.0.1",),
+            to=(Destination(name="team", url=self.url, **more),),
         )
 
 

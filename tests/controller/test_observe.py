@@ -31,6 +31,9 @@ class ToFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    async def refused(self, _destination: Destination) -> str:
+        return ""
+
     async def deliver(self, _destination: Destination, message: Message, _thread: str) -> str:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{message.title}\n{message.text}\n")

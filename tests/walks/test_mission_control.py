@@ -42,6 +42,7 @@ POLICY = 'preset = "mission-control"\n'
 NOTIFY = """\
 [notify]
 group_s = 0.0
+allow = ["127.0.0.1"]
 [[notify.to]]
 name = "training-channel"
 url = "{url}"

@@ -30,6 +30,8 @@ class Destination(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     per_hour: int = 60
     resolved: bool = True
     """Tell also what is over."""
+    mention: str = ""
+    """Whom a chat service calls with each message, in its own markup, such as `<!here>`."""
     template: str = ""
     """Jinja: `notice`, `facts`, `links`; empty: Holdfast's own."""
 
@@ -43,4 +45,6 @@ class NotifyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Address of the Recovery dashboard."""
     group_s: float = 3.0
     """Notices of one matter that come within this time are one message."""
+    allow: tuple[str, ...] = ()
+    """Hosts and networks that are reached although they are not public, such as `10.0.0.0/8` or `relay.example.org`."""
     to: tuple[Destination, ...] = ()

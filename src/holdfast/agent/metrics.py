@@ -22,6 +22,7 @@ from holdfast.agent.health import HealthWatch
 from holdfast.agent.parser import ParserProcess
 from holdfast.client import Reporter
 from holdfast.errors import UsageError
+from holdfast.os.doorway import Doorway
 
 CLIENT_S = 5.0
 REQUEST_MAX = 8192
@@ -177,6 +178,7 @@ class MetricsServer:
         self._registry.register(AgentCollector(agent))
         self._healthy: Callable[[], str] = agent.unwell
         self._server: asyncio.Server | None = None
+        self._doorway = Doorway()
 
     async def start(self) -> str:
         """Listen; returns the address. Raises OSError when it is taken."""
@@ -192,7 +194,8 @@ class MetricsServer:
                 await asyncio.wait_for(self._server.wait_closed(), 1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        broken = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        with self._doorway.enter(writer), contextlib.suppress(*broken):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CLIENT_S)
             words = head[:REQUEST_MAX].decode("latin-1").split("\r\n", 1)[0].split(" ")
             method, path, *_ = (*words, "", "")

@@ -19,9 +19,10 @@ from litestar.exceptions import HTTPException, PermissionDeniedException
 from litestar.types import ControllerRouterHandler
 from prometheus_client.registry import Collector
 
-from holdfast.api import docs_page, routes_watch
+from holdfast.api import body_wait, docs_page, routes_watch
 from holdfast.api.auth import Reviewer, Sessions, TokenBook
 from holdfast.api.authority import Refusals
+from holdfast.api.body_wait import within_time
 from holdfast.api.exchange import Exchange
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.listener import Listener
@@ -116,7 +117,7 @@ class ApiServer:
             openapi_config=None,
         )
         """The application that is served."""
-        self._listener = Listener(self.app, host, port, tls)
+        self._listener = Listener(within_time(self.app, body_wait.BODY_WAIT_S), host, port, tls)
 
     @property
     def url(self) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
 from collections.abc import AsyncIterator
 
 import structlog
 
 from holdfast.errors import ConfigError
+from holdfast.os.doorway import Doorway
 from holdfast.os.tls import TlsFiles, checked, renew, server_context
 
 LOOK_S = 1.0
@@ -36,8 +38,11 @@ async def standing_by(host: str, port: int, tls: TlsFiles | None = None) -> Asyn
         yield
         return
     context = server_context(tls) if tls is not None else None
+    handshake = {"ssl_handshake_timeout": HEAD_S} if context is not None else {}
     try:
-        server = await asyncio.start_server(_answer, host, port, limit=HEAD_MAX, ssl=context)
+        doorway = Doorway()
+        answer = functools.partial(_answer, doorway)
+        server = await asyncio.start_server(answer, host, port, limit=HEAD_MAX, ssl=context, **handshake)
     except OSError:
         yield
         return
@@ -69,8 +74,9 @@ async def _follow(files: TlsFiles | None, context: ssl.SSLContext | None) -> Non
             _log.info("the certificate was renewed", certificate=str(files.cert), valid_until=until)
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+async def _answer(doorway: Doorway, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    broken = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError)
+    with doorway.enter(writer), contextlib.suppress(*broken):
         async with asyncio.timeout(HEAD_S):
             head = await reader.readuntil(b"\r\n\r\n")
             alive = head.split(b" ", 2)[1:2] == [b"/livez"]

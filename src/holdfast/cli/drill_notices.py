@@ -91,7 +91,7 @@ async def deliver(paths: Sequence[Path], config: NotifyConfig, clock: Clock, *, 
 def _box(path: Path, config: NotifyConfig, clock: Clock, facts: Facts | None = None) -> Outbox:
     """The outbox of one run; `facts` are needed only to put something in."""
     known = facts or Facts()
-    return Outbox(config, path, AppriseDeliverer(), lambda _: known, clock)
+    return Outbox(config, path, AppriseDeliverer(config.allow), lambda _: known, clock)
 
 
 def _waits(boxes: dict[Path, Outbox]) -> set[str]:

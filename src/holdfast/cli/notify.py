@@ -45,7 +45,7 @@ def send_test(
     for one in chosen:
         why = ""
         try:
-            asyncio.run(AppriseDeliverer().deliver(one, message, ""))
+            asyncio.run(AppriseDeliverer(settings.config.notify.allow).deliver(one, message, ""))
         except HoldfastError as error:
             why = str(error)
         results.append({"name": one.name, "taken": not why, "why": why})

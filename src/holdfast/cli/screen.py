@@ -21,13 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.errors import NotFoundError
+from holdfast.model import plain_text
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, JobState, NodeState
 from holdfast.model.toml_lines import nearest
 
-# Escape sequences, other control characters and marks that turn the direction of writing: a log line could move the
-# cursor, colour the screen or hide what it says. Line breaks stay.
-_UNSAFE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 STYLES: dict[str, str] = {
@@ -61,8 +59,8 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See Rich; what it yields is cleaned."""
         for segment in super().render(renderable, options):
-            if not segment.control and _UNSAFE.search(segment.text):
-                yield Segment(_UNSAFE.sub("", segment.text), segment.style)
+            if not segment.control and plain_text.UNSAFE.search(segment.text):
+                yield Segment(plain_text.UNSAFE.sub("", segment.text), segment.style)
             else:
                 yield segment
 
@@ -77,14 +75,7 @@ def now() -> float:
     return time.time()
 
 
-def clean(text: str) -> str:
-    """Text from outside on one line, without control characters."""
-    return " ".join(_UNSAFE.sub(" ", text).split())
-
-
-def printable(text: str) -> str:
-    """Text of several lines without other control characters."""
-    return _UNSAFE.sub("", text)
+clean, printable = plain_text.clean, plain_text.printable
 
 
 def pretty(form: object) -> bytes:

@@ -25,6 +25,7 @@ from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
 from holdfast.launch.place import JobPlace
 from holdfast.model.evidence import Domain
+from holdfast.os.doorway import Doorway
 from holdfast.os.frames import Frames, meet
 
 LEADER_FILE = "leader.json"
@@ -130,6 +131,7 @@ class LeaderPort:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._doorway = Doorway(expected=len(place.nodes))
         self._facts = ""
 
     async def open(self) -> None:
@@ -164,8 +166,9 @@ class LeaderPort:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         try:
-            async with asyncio.timeout(_HANDSHAKE_S):
-                follower = await self._greet(reader, writer)
+            with self._doorway.enter(writer):
+                async with asyncio.timeout(_HANDSHAKE_S):
+                    follower = await self._greet(reader, writer)
             await self._serve(follower)
         except (TimeoutError, WireError, OSError, EOFError):
             writer.close()

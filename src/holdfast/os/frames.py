@@ -20,6 +20,8 @@ from msgspec import Struct
 from holdfast.errors import WireError
 
 FRAME_MAX = 16 * 1024 * 1024
+FIRST_FRAME_MAX = 64 * 1024
+"""Of an end that has not proved yet that it knows the secret: it introduces itself, and no more."""
 NONCE_BYTES = 16
 HEAD_BYTES = 36
 
@@ -74,6 +76,7 @@ class Frames:
         self._reader = reader
         self._writer = writer
         self._codec = codec
+        self._is_known = False
 
     def post(self, message: Struct) -> None:
         """Write one frame, and wait neither for its way nor for a word that the connection is broken."""
@@ -94,9 +97,12 @@ class Frames:
         """
         head = await self._reader.readexactly(HEAD_BYTES)
         length = int.from_bytes(head[:4], "big")
-        if length > FRAME_MAX:
-            raise WireError(f"a frame of {length} bytes; at most {FRAME_MAX} are taken")
-        return self._codec.unpack(head[4:], await self._reader.readexactly(length), form)
+        limit = FRAME_MAX if self._is_known else FIRST_FRAME_MAX
+        if length > limit:
+            raise WireError(f"a frame of {length} bytes; at most {limit} are taken")
+        message = self._codec.unpack(head[4:], await self._reader.readexactly(length), form)
+        self._is_known = True
+        return message
 
     def close(self) -> None:
         """End the connection."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.errors import LinkError
+from holdfast.os.doorway import Doorway
 from holdfast.os.frames import Frames
 from holdfast.validate.registry import Options, limit_of
 from holdfast.validate.results import StepResult
@@ -79,6 +80,7 @@ class Fleet:
         self._joined = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._doorway = Doorway(expected)
 
     async def open(self, host: str, port: int = 0) -> int:
         """Listen; returns the port. Raises LinkError when that is not possible."""
@@ -128,7 +130,8 @@ class Fleet:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello, frames = await admit(reader, writer, self._secret)
+            with self._doorway.enter(writer):
+                hello, frames = await admit(reader, writer, self._secret)
         except LinkError:
             writer.close()
             return

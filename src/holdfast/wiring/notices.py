@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.adapters.notice_settings import NotifyConfig
 from holdfast.adapters.notify.outbox import Outbox
 from holdfast.adapters.notify.routing import STEPS, Facts, check
-from holdfast.adapters.notify.services import AppriseDeliverer, service_of
+from holdfast.adapters.notify.services import AppriseDeliverer, check_address
 from holdfast.controller.fleet import Fleet
 from holdfast.model.orders import Notify
 from holdfast.ports import Clock
@@ -47,10 +47,10 @@ def check_destinations(config: NotifyConfig) -> None:
     """Raises ConfigError for a destination that cannot work, before the first notice is lost to it."""
     check(config)
     for one in config.to:
-        service_of(one)
+        check_address(one, config.allow)
 
 
 def make_outbox(config: NotifyConfig, folder: Path, facts: FleetFacts, clock: Clock) -> Outbox:
     """The outbox of a controller's folder. Raises what `check_destinations` raises."""
     check_destinations(config)
-    return Outbox(config, folder / "outbox.jsonl", AppriseDeliverer(), facts, clock)
+    return Outbox(config, folder / "outbox.jsonl", AppriseDeliverer(config.allow), facts, clock)

@@ -60,6 +60,9 @@ class Deliverer(Protocol):
             TemporaryOrderError: it was not taken.
         """
 
+    async def refused(self, destination: Destination) -> str:
+        """Why nothing would be sent there now, as a sentence; empty: it may be."""
+
 
 class _Line(Struct, omit_defaults=True):
     """One line of the file: a notice that waits (`n`, `to`, `message`), or numbers that were taken (`done`).
@@ -148,6 +151,8 @@ class Outbox(Collector):
 
     async def _serve(self, to: Destination) -> None:
         queue = self._waiting[to.name]
+        if why := await self._deliverer.refused(to):
+            _log.warning("notices cannot be sent", why=why)
         while True:
             while not queue:
                 self._bells[to.name].clear()

@@ -21,6 +21,8 @@ from holdfast.errors import ConfigError
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
+from holdfast.model.plain_text import clean, printable
+from holdfast.os.outbound import parse_allowed
 
 GRAVITY = {severity: place for place, severity in enumerate(Severity)}
 TITLE_MAX, TEXT_MAX = 200, 4000
@@ -107,7 +109,12 @@ Numbered = tuple[int, Message]
 
 
 def check(config: NotifyConfig) -> None:
-    """Raise ConfigError for what cannot work: names twice, quiet hours, zones, templates, no address."""
+    """Raise ConfigError for what cannot work: names twice, quiet hours, zones, templates, addresses, `allow`."""
+    try:
+        parse_allowed(config.allow)
+    except ValueError as error:
+        said = f"[notify] allow: {str(error)!r} is not a host's name, an address or a network such as 10.0.0.0/8"
+        raise ConfigError(said) from error
     names = [one.name for one in config.to]
     for one in config.to:
         place = f"[[notify.to]] {one.name!r}"
@@ -195,8 +202,8 @@ def render(destination: Destination, config: NotifyConfig, notice: Notify, facts
     return Message(
         notice.topic,
         notice.severity,
-        _cut(_line(title), TITLE_MAX, "..."),
-        _cut(text.strip(), TEXT_MAX, CUT),
+        _cut(clean(title), TITLE_MAX, "..."),
+        _cut(printable(text).strip(), TEXT_MAX, CUT),
         facts.is_over,
         link=links["incident"],
     )
@@ -283,8 +290,3 @@ def _part(message: Message) -> str:
 def _cut(text: str, limit: int, mark: str) -> str:
     """At most `limit` characters; what is cut says so."""
     return text if len(text) <= limit else text[: limit - len(mark)] + mark
-
-
-def _line(text: str) -> str:
-    """One line: a title becomes a mail's header."""
-    return " ".join(text.split())
