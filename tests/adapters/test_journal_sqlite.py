@@ -69,6 +69,24 @@ async def stored_seqs(path: Path) -> list[int]:
         await journal.close()
 
 
+def test_a_journal_that_was_moved_away_is_named_with_what_to_do(tmp_path: Path):
+    """The sentence names the file, what has become of it, and both ways out."""
+    path = tmp_path / "journal.db"
+
+    async def work() -> None:
+        journal = open_journal(url(path))
+        await journal.acquire("a", lease_s=10, now=100)
+        path.rename(tmp_path / "away.db")
+        with pytest.raises(
+            JournalError, match=r"journal\.db: it was moved away or removed while it was open: bring it"
+        ):
+            await journal.append([entry(1)])
+        (tmp_path / "away.db").rename(path)
+        await journal.close()
+
+    run(work)
+
+
 def test_a_commit_is_flushed_to_disk(tmp_path: Path):
     """The writer runs in WAL with synchronous=FULL: each commit is one fsync of the log."""
     journal = open_journal(url(tmp_path / "journal.db"))

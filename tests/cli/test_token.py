@@ -49,7 +49,7 @@ def test_a_revoked_token_is_refused_by_a_book_that_is_open(folder: Path):
     """A controller that runs goes by the changed book within a second, both for bearers and for sessions."""
     token = json.loads(call("create", "ci", "--dir", str(folder), "--json"))["token"]
     clock = [1000.0]
-    book = TokenBook.load(folder / "controller" / "tokens", now=lambda: clock[0])
+    book = TokenBook.load(folder / "controller" / "tokens", monotonic=lambda: clock[0])
     identity = book.holder(token)
     assert book.known(identity.id) == identity
     call("revoke", "ci", "--dir", str(folder))
@@ -66,7 +66,7 @@ def test_a_book_that_was_broken_by_hand_goes_on_as_it_was(folder: Path):
     path = folder / "controller" / "tokens"
     token = (folder / "controller" / "token").read_text().strip()
     clock = [1000.0]
-    book = TokenBook.load(path, now=lambda: clock[0])
+    book = TokenBook.load(path, monotonic=lambda: clock[0])
     path.write_text("root me x\n")
     clock[0] += LOOK_AGAIN_S
     assert book.holder(token).role is Role.OPERATOR

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError
+from holdfast.os.clock import steady_time
 
 T = TypeVar("T")
 
@@ -40,6 +41,14 @@ class SystemClock:
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Callable[[], None]:
         """Have `callback` called once by the running loop; the returned function cancels it."""
         return asyncio.get_running_loop().call_later(seconds, callback).cancel
+
+
+class SteadyClock(SystemClock):
+    """The machine's time as it goes on from when this process began, whatever its clock is set to. A launcher's."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return steady_time()
 
 
 class VirtualClock(SystemClock):

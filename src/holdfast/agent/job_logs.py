@@ -76,6 +76,7 @@ class LogWatch:
         )
         self._first = True
         self.rules = JobLogRules(identity.name, parser.catalogue, on_finding)
+        self._rules_began = clock.now() - clock.monotonic()
 
     async def run(self) -> None:
         """Follow what is there, and look for new files, until cancelled."""
@@ -86,10 +87,14 @@ class LogWatch:
                 if (now := self._clock.monotonic()) - found_at >= FILES_EVERY_S:
                     self.find()
                     found_at = now
-                self.rules.tick(self._clock.now())
+                self.rules.tick(self._rules_now())
                 await self._clock.sleep(LOOK_S)
         finally:
             self._tailer.close()
+
+    def _rules_now(self) -> float:
+        """Unix seconds that go on evenly: a clock that is set forward is not a log that has fallen silent."""
+        return self._rules_began + self._clock.monotonic()
 
     def find(self) -> None:
         """Take up files that are new, let go of those that no pattern names any more."""
@@ -105,7 +110,7 @@ class LogWatch:
             if path not in self._streams and len(self._streams) < FILES_MAX:
                 self._streams[path] = self._stream(path, StreamKind(log.kind))
                 if log.log_rules:
-                    self.rules.follow(path, log.log_rules, self._clock.now())
+                    self.rules.follow(path, log.log_rules, self._rules_now())
                 self._tailer.add(path, from_end=self._first)
         self._first = False
 
@@ -117,11 +122,11 @@ class LogWatch:
         old = self._streams[path]
         self._streams[path] = self._stream(path, old.source.kind)
         old.close()
-        self.rules.begin(path, self._clock.now())
+        self.rules.begin(path, self._rules_now())
 
     def _on_data(self, path: str, data: bytes) -> None:
         at = self._clock.now()
-        self.rules.feed(path, data, at)
+        self.rules.feed(path, data, self._rules_now())
         self._streams[path].feed(data, at)
 
     def _judged(self, path: str, kind: StreamKind, matches: list[Match], at: float, place: int | None) -> None:  # noqa: ARG002 - the parser's form

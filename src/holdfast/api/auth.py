@@ -127,11 +127,18 @@ class TokenBook:
     """Tokens that are accepted. An empty book accepts everyone as `LOCAL`; `server.py` says where that is allowed."""
 
     def __init__(
-        self, lines: Sequence[BookLine] = (), *, file: Path | None = None, now: Callable[[], float] = time.time
+        self,
+        lines: Sequence[BookLine] = (),
+        *,
+        file: Path | None = None,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = file
         self._now = now
-        self._looked_at = now()
+        self._monotonic = monotonic
+        self._began = now() - monotonic()
+        self._looked_at = monotonic()
         self._stamp = _stamp(file)
         self._take(lines)
         self._empty = not lines
@@ -145,7 +152,13 @@ class TokenBook:
         return len(self._entries)
 
     @classmethod
-    def load(cls, path: Path, *, now: Callable[[], float] = time.time) -> TokenBook:
+    def load(
+        cls,
+        path: Path,
+        *,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> TokenBook:
         """Read a token book, which goes on to follow its file.
 
         Raises:
@@ -154,7 +167,7 @@ class TokenBook:
         lines = read_book(path)
         if not lines:
             raise ConfigError("the token book holds no token", file=str(path))
-        return cls(lines, file=path, now=now)
+        return cls(lines, file=path, now=now, monotonic=monotonic)
 
     def identify(self, authorization: str) -> Identity | None:
         """Whose token this `Authorization` header carries; None when it is not accepted."""
@@ -183,12 +196,15 @@ class TokenBook:
         return self._valid(next((one for _, one in self._entries if one.id == identity_id), None))
 
     def _valid(self, identity: Identity | None) -> Identity | None:
-        return identity if identity is not None and not 0.0 < identity.until <= self._now() else None
+        if identity is None or not identity.until:
+            return identity
+        now = max(self._now(), self._began + self._monotonic())  # a clock that is set back revives no token
+        return None if identity.until <= now else identity
 
     def _follow(self) -> None:
         """Read the file again if it has changed. While it cannot be read, what was read last goes on to hold."""
-        now = self._now()
-        if self._file is None or abs(now - self._looked_at) < LOOK_AGAIN_S:
+        now = self._monotonic()
+        if self._file is None or now - self._looked_at < LOOK_AGAIN_S:
             return
         self._looked_at = now
         stamp = _stamp(self._file)

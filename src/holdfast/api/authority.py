@@ -21,6 +21,7 @@ from msgspec import structs
 from holdfast.api.auth import Identity, Role
 from holdfast.controller import Controller
 from holdfast.controller.mailbox import address_of, agent_address, launcher_address
+from holdfast.controller.presence import CLOCK_OFF_S
 from holdfast.controller.state import LEFT_KEPT_S, ShellState
 from holdfast.decide.state import occupying
 from holdfast.errors import LinkError, RefusedError, WireError
@@ -37,7 +38,7 @@ CATCH_UP_S = 3.0
 """A launcher's request waits so long for the controller's own watch to see what it speaks of."""
 LOOK_S = 0.05
 AHEAD_S = 900.0
-"""A reporter's clock may be ahead of the controller's by this much, beyond what its beats have told of it."""
+"""A reporter's times may be ahead of the controller's by this much, beyond what its beats have told of its clock."""
 LAST_WORDS_S = 60.0
 """So long after a job was seen to have left its node the agent there may have read what it printed at its end."""
 LOG_AGAIN_S = 600.0
@@ -55,6 +56,25 @@ class Kind(StrEnum):
 
 Check = Callable[["Reporter", e.AnyEvent], Awaitable[None]]
 """Returns when the event is the reporter's to say. Raises RefusedError; LinkError when it cannot be told yet."""
+
+
+def on_our_clock(event: e.AnyEvent, ahead_s: float) -> e.AnyEvent:
+    """The event with its times as the controller's clock has them.
+
+    Evidence is compared with what the controller itself has done: by a clock that is behind, each new fault would seem
+    older than the node's last repair.
+
+    Args:
+        event: a reporter's.
+        ahead_s: how far the reporter's clock is ahead of the controller's.
+    """
+    if abs(ahead_s) < CLOCK_OFF_S:
+        return event
+    event = structs.replace(event, at=max(0.0, event.at - ahead_s))
+    if isinstance(event, e.FindingSeen) and event.finding.at:
+        found = structs.replace(event.finding, at=max(0.0, event.finding.at - ahead_s))
+        event = structs.replace(event, finding=found)
+    return event
 
 
 class Reporter:
@@ -140,7 +160,7 @@ class Reporter:
         if checks is None:
             raise RefusedError(f"{self.source} may not send {kind_of(event)}")
         check_bounds(event)
-        event = self._with_own_ids(event)
+        event = on_our_clock(self._with_own_ids(event), self.controller.presence.ahead_s(self.source) or 0.0)
         self._check_time(event)
         if isinstance(event, e.FindingSeen) and is_line(event.finding):
             event = structs.replace(event, finding=await self._own_line(event.finding))
@@ -212,7 +232,7 @@ class Reporter:
 
     def _check_time(self, event: e.AnyEvent) -> None:
         now = self.controller.clock.now()
-        latest = now + AHEAD_S + max(0.0, self.controller.presence.ahead_s(self.source) or 0.0)
+        latest = now + AHEAD_S
         times = [event.at, event.finding.at] if isinstance(event, e.FindingSeen) else [event.at]
         if max(times) > latest:
             if self.kind is not Kind.DRILL and self.controller.presence.ahead_s(self.source) is None:

@@ -69,26 +69,35 @@ def verify(
     noted = [read_head(one) for one in head or []]
     try:
         if files:
-            found = _followed(_lines_of(files), noted)
+            first, found = _followed(_lines_of(files), noted)
         else:
             found = _read(at, chain.check)
-            if noted:
-                _read(at, lambda connection: _followed(chain.lines(connection), noted))
+            first, _ = _read(at, lambda connection: _followed(chain.lines(connection), noted))
     except ChainError as error:
         said = str(error)
         return Answer(lambda: form(ok=False, wrong=said), lambda: [f"broken: {said}"], exit_code=1)
+    fits = f"{found.number} lines fit"
+    if first > 1:
+        fits = f"lines {first} to {found.number} fit; lines 1 to {first - 1} are not among them"
     return Answer(
-        lambda: form(ok=True, number=found.number, hash=found.hash),
-        lambda: [f"{found.number} lines fit" if not files else f"the lines fit, up to {found.number}", f"head {found}"],
+        lambda: form(ok=True, first=first, number=found.number, hash=found.hash), lambda: [fits, f"head {found}"]
     )
 
 
-def _followed(lines: Iterator[str], noted: list[Head]) -> Head:
-    """The head in which lines end. Raises ChainError, also where a noted head is not among them."""
+def _followed(lines: Iterator[str], noted: list[Head]) -> tuple[int, Head]:
+    """The number of the first line, and the head in which they end.
+
+    Raises:
+        ChainError: a line does not fit; a noted head is not among them; the journal's count was missing at some time,
+            and no head was noted since.
+    """
     wanted = set(noted) - {Head()}
     head: Head | None = None
+    first, lost = 0, 0
     for line in lines:
         head = verified([line], before=head)
+        first = first or head.number
+        lost = max([lost, *chain.lost_heads([line])])
         known = {one for one in wanted if one.number == head.number}
         wanted -= known
         if known - {head}:
@@ -98,7 +107,12 @@ def _followed(lines: Iterator[str], noted: list[Head]) -> Head:
             f"line {min(one.number for one in wanted)} is missing, which was noted: "
             f"the chain ends in {head.number if head else 0}"
         )
-    return head if head is not None else Head()
+    if lost and not any(one.number >= lost - 1 for one in noted):
+        raise ChainError(
+            f"line {lost} tells that the journal's own count was missing then: whether lines before it were cut off, "
+            f"only a head that was noted elsewhere tells (--head, of line {lost - 1} or later)"
+        )
+    return first, head if head is not None else Head()
 
 
 def _lines_of(files: list[Path]) -> Iterator[str]:

@@ -44,6 +44,7 @@ class Session(Struct):
     identity: Identity
     csrf: str
     seen_at: float
+    """Monotonic seconds, which no setting of the clock moves."""
     flash: str = ""
     """What the next page shows once."""
     flash_is_bad: bool = False
@@ -59,6 +60,7 @@ class Kept(Struct, frozen=True):
     identity: str
     csrf: str
     seen_at: float
+    """Unix seconds."""
 
 
 class SessionBook:
@@ -86,16 +88,18 @@ class SessionBook:
             if not isinstance(error, FileNotFoundError):
                 _log.warning("nobody stays logged in: the file of sessions cannot be read", file=str(file))
             return
+        now, mono = self._clock.now(), self._clock.monotonic()
         for one in kept[-SESSIONS_MAX:]:
             identity = self._book.known(one.identity)
             if identity is not None:
-                self._sessions[one.name] = Session(identity, one.csrf, one.seen_at)
+                self._sessions[one.name] = Session(identity, one.csrf, mono - max(0.0, now - one.seen_at))
 
     def save(self) -> None:
         """Write who is logged in; at each log-in and log-out, and at the controller's end."""
         if self._file is None or self.is_open_to_all:
             return
-        kept = [Kept(name, one.identity.id, one.csrf, one.seen_at) for name, one in self._sessions.items()]
+        past_s = self._clock.now() - self._clock.monotonic()
+        kept = [Kept(name, one.identity.id, one.csrf, one.seen_at + past_s) for name, one in self._sessions.items()]
         try:
             write_whole(self._file, msgspec.json.encode(kept), mode=0o600)
         except OSError as error:
@@ -109,7 +113,7 @@ class SessionBook:
     def open(self, identity: Identity) -> str:
         """A new session; returns what its cookie holds."""
         secret = secrets.token_urlsafe(32)
-        self._sessions[_digest(secret)] = Session(identity, secrets.token_urlsafe(32), self._clock.now())
+        self._sessions[_digest(secret)] = Session(identity, secrets.token_urlsafe(32), self._clock.monotonic())
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         self.save()
@@ -117,7 +121,7 @@ class SessionBook:
 
     def log_in(self, token: str, address: str) -> str | None:
         """A session for the holder of this token; None when the token is not accepted, or too many were wrong."""
-        now = self._clock.now()
+        now = self._clock.monotonic()
         wrong = [at for at in self._wrong.get(address, ()) if now - at < TRIES_S]
         if len(wrong) >= TRIES_MAX:
             return None
@@ -138,7 +142,7 @@ class SessionBook:
         session = self._sessions.get(name)
         if session is None:
             return None
-        now = self._clock.now()
+        now = self._clock.monotonic()
         identity = self._book.known(session.identity.id)
         if identity is None or now - session.seen_at > IDLE_S:
             del self._sessions[name]

@@ -30,7 +30,7 @@ class Timers:
     def start(self, name: str, waiting: Waiting) -> None:
         """Wait until it is due; one of the same name that waits already is replaced."""
         self.cancel(name)
-        after_s = max(0.0, waiting.due - self._clock.now())
+        after_s = waiting.left_s(self._clock.now())
         self._cancels[name] = self._clock.call_later(after_s, lambda: self._fire(name, waiting))
 
     def cancel(self, name: str) -> None:

@@ -15,6 +15,10 @@ from holdfast.ports import Clock, Journal
 
 _log = structlog.get_logger("holdfast.controller")
 
+JUMP_S = 60.0
+DOUBT_S = 86400.0
+"""After its clock was set forward, a controller drops no history for so long: the clock may have been set wrong."""
+
 
 class Housekeeping:
     """Samples that beats brought, and the journal's retention."""
@@ -27,6 +31,8 @@ class Housekeeping:
         self._settings = settings
         self._presence = presence
         self._patience = patience
+        self._clock_stood = clock.now() - clock.monotonic()
+        self._drops_from = float("-inf")
 
     async def run(self) -> None:
         """Keep house for ever."""
@@ -34,8 +40,11 @@ class Housekeeping:
         while True:
             await self._clock.sleep(self._settings.samples_s)
             await self.flush_samples()
+            self._watch_clock()
             if self._clock.monotonic() - retained_at >= self._settings.retain_every_s:
                 retained_at = self._clock.monotonic()
+                if retained_at < self._drops_from:
+                    continue
                 try:
                     dropped = await self._journal.retain(self._clock.now() - self._settings.retain_s)
                 except FencedError:
@@ -44,6 +53,13 @@ class Housekeeping:
                     _log.warning("old events could not be dropped", why=str(error))
                 else:
                     _log.info("old events dropped", count=dropped)
+
+    def _watch_clock(self) -> None:
+        stands, mono = self._clock.now() - self._clock.monotonic(), self._clock.monotonic()
+        if stands - self._clock_stood > JUMP_S:
+            self._drops_from = mono + DOUBT_S
+            _log.warning("the clock was set forward: no history is dropped for a day", by_s=stands - self._clock_stood)
+        self._clock_stood = stands
 
     async def flush_samples(self) -> None:
         """Write what has arrived."""

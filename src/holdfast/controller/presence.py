@@ -27,8 +27,8 @@ from holdfast.ports import Clock, Sample
 
 _log = structlog.get_logger("holdfast.controller")
 
-AHEAD_S_MAX = 86400.0
-"""A clock that is said to be further off than this is taken to be this far off."""
+CLOCK_OFF_S = 60.0
+"""A clock that is off by less is taken for right: a beat's way is in what it tells of the clock."""
 CLOCKS_KEPT = 65_536
 """Sources whose clocks are remembered; the one that beat least recently is forgotten first."""
 DEAF_FACTOR = 4
@@ -95,7 +95,7 @@ class Presence:
         return BeatAnswer(lease_s=lease_s, requests=requests, attached=attached)
 
     def _note_clock(self, beat: Beat) -> None:
-        self._ahead[beat.source] = max(-AHEAD_S_MAX, min(AHEAD_S_MAX, beat.at - self._clock.now()))
+        self._ahead[beat.source] = beat.at - self._clock.now()
         self._ahead.move_to_end(beat.source)
         if len(self._ahead) > CLOCKS_KEPT:
             self._ahead.popitem(last=False)
@@ -126,9 +126,11 @@ class Presence:
         )
 
     def _keep(self, beat: Beat) -> None:
+        ahead_s = beat.at - self._clock.now() if beat.at else 0.0
+        shift_s = ahead_s if abs(ahead_s) >= CLOCK_OFF_S else 0.0
         for point in beat.samples:
             value = math.nan if point.value is None else point.value
-            self.samples.append(Sample(point.series, point.subject, point.at, value))
+            self.samples.append(Sample(point.series, point.subject, point.at - shift_s, value))
 
     def hold(self, name: str) -> None:
         """Count `node:NAME` or `launcher:KEY` as heard until `let_go`: whoever carries its beats folds them for us.

@@ -6,6 +6,7 @@ gives it again, and a snapshot holds it beside the engine's bytes. Called by `lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -28,6 +29,12 @@ class Waiting(Struct, frozen=True):
     """Id of the StartTimer, which makes the TimerFired event's id unique."""
     due: float
     """Controller's Unix seconds."""
+    after_s: float = math.inf
+    """How long it waits in all."""
+
+    def left_s(self, now: float) -> float:
+        """Seconds until it is due. A clock that was set back between two controllers makes no wait longer."""
+        return max(0.0, min(self.due - now, self.after_s))
 
     @property
     def event_id(self) -> str:
@@ -110,12 +117,12 @@ class ShellState(Struct):
         elif isinstance(event, e.ControllerStarted) and event.ahead_s:
             # What was due by the clock of the controller before is due at the same moment by this one's.
             for name, timer in self.timers.items():
-                self.timers[name] = Waiting(timer.order, timer.due + event.ahead_s)
+                self.timers[name] = Waiting(timer.order, timer.due + event.ahead_s, timer.after_s)
         else:
             self._fold_event(event)
         for order in orders:
             if isinstance(order, o.StartTimer):
-                self.timers[order.timer] = Waiting(order.id, event.received_at + order.after_s)
+                self.timers[order.timer] = Waiting(order.id, event.received_at + order.after_s, order.after_s)
             elif isinstance(order, o.CancelTimer):
                 self.timers.pop(order.timer, None)
 

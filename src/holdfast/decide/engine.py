@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.decide import findings, incidents, jobs, nodes, operators, recovery, restart
 from holdfast.decide.records import incident as incident_record
+from holdfast.decide.records.set_back import SLACK_S, set_back
 from holdfast.decide.records.turn import ALLOCATION, CLUSTER, TIMER_SLACK_S, Turn
 from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_bytes, to_bytes
 from holdfast.errors import ConfigError, EngineError
@@ -72,6 +73,8 @@ class Engine:
             self._last = None
             return []
         state.seq = event.seq or state.seq + 1
+        if 0.0 < event.received_at < state.now - SLACK_S:
+            set_back(state, event.received_at)
         state.now = max(state.now, event.received_at or event.at)
         turn = self._last = Turn(state, self.index, self.policies, event)
         handler = self._policy_loaded if isinstance(event, e.PolicyLoaded) else _HANDLERS.get(type(event))
@@ -261,8 +264,8 @@ def _timer(turn: Turn, event: e.TimerFired) -> None:
     early = waiting.due_at - turn.now
     if early > TIMER_SLACK_S and event.id != e.fired_id(waiting.order.id):
         # A firing of the timer that this one has replaced: wait for the rest. The timer's own firing counts even when
-        # it seems early: the clock was set back, or that of a controller that has taken over is behind, and time stands
-        # still here until it has caught up.
+        # it seems early: the clock was set back a little, or that of a controller that has taken over is behind, and
+        # time stands still here until it has caught up.
         turn.timers.start(event.timer, early, waiting.order.incident)
         return
     del turn.state.timers[event.timer]

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from holdfast.errors import EXIT_UNAVAILABLE
 from holdfast.launch.core import follower as core
 from holdfast.launch.core.asks import Finish, KillRanks, Say
@@ -21,6 +23,7 @@ from holdfast.launch.options import RunOptions
 from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.runner import Runner
+from holdfast.os.clock import steady_time
 
 _CHECK_S = 0.1
 
@@ -83,7 +86,8 @@ class Follower:
 
     def next_beat(self) -> tuple[Beat, float]:
         """The beat to send now, and the seconds until the next."""
-        return self._core.next_beat(time.monotonic()), self._core.pause_s
+        beat = structs.replace(self._core.next_beat(time.monotonic()), at=steady_time())
+        return beat, self._core.pause_s
 
     def welcomed(self, welcome: Welcome) -> None:
         """The leader has taken our connection."""

@@ -71,6 +71,8 @@ class Beat(Report, frozen=True, kw_only=True, tag="beat"):
     """I am here. Numbered, so that a lease counts from when this was sent."""
 
     beat: int
+    at: float = 0.0
+    """The sender's clock, as in its other reports."""
 
 
 class RanksStarted(Report, frozen=True, kw_only=True, tag="started"):

@@ -16,6 +16,7 @@ from holdfast.model.events import AnyEvent, NodeGone, OrderDone, OrderFailed
 from holdfast.model.evidence import Domain
 from holdfast.model.orders import AnyOrder
 from holdfast.model.records import JobRecord
+from holdfast.os.clock import steady_time
 from holdfast.ports import Orchestrator
 
 _LAST_WORD_S = 30.0
@@ -70,7 +71,7 @@ class LauncherEvents(EventMaker):
 
     def __init__(self, place: JobPlace, controller: AllocationController, say: Callable[[str], None]) -> None:
         # The token makes ids unique over restarts of this launcher.
-        super().__init__(place.source, f"{place.source}/{place.restart_count}.{secrets.token_hex(3)}", time.time)
+        super().__init__(place.source, f"{place.source}/{place.restart_count}.{secrets.token_hex(3)}", steady_time)
         self.controller = controller
         self._job = place.job
         self._say = say

@@ -33,6 +33,7 @@ from holdfast.model.evidence import Remedy
 from holdfast.model.orders import Escalate
 from holdfast.model.policy import Mode, Policy
 from holdfast.model.records import JobRecord
+from holdfast.os.clock import steady_time
 
 _LOOK_S = 0.1
 _LEASE_BACK_S = 60.0
@@ -266,7 +267,7 @@ class Leader:
         """Hangs, samples, silent nodes, leases of followers, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            at, mono, port = time.time(), time.monotonic(), self.crew.port
+            at, mono, port = steady_time(), time.monotonic(), self.crew.port
             quiet_s = {} if port is None else {node: port.presence.quiet_s(node, mono) for node in self.crew.used}
             self.observer.look(quiet_s)
             self.nodes.look(at, mono)
@@ -275,5 +276,5 @@ class Leader:
     async def keep_own_beat(self) -> None:
         """Our own controller hears from us like any other, and stores our samples."""
         while True:
-            await self.events.controller.beat(self.observer.beats.for_own_controller(time.time()))
+            await self.events.controller.beat(self.observer.beats.for_own_controller(steady_time()))
             await asyncio.sleep(1.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +43,7 @@ from holdfast.model import events as e
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.orders import AnyOrder, Notify
 from holdfast.model.records import JobRecord
+from holdfast.os.clock import steady_time
 from holdfast.ports import Journal, Orchestrator
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _refused(job_dir: Path, error: JournalError) -> HoldfastError:
 
 async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge: Judge) -> None:
     """Once the ranks run: the journal, the engine in its controller, and the line to the cluster's; until cancelled."""
-    orchestrator = AllocationOrchestrator(leader, leader.crew, want_nodes=leader.want_nodes, now=time.time)
+    orchestrator = AllocationOrchestrator(leader, leader.crew, want_nodes=leader.want_nodes, now=steady_time)
     notifiers = [VoiceNotifier(ground.voice)]
     try:
         await _ranks_first(leader)
@@ -228,7 +228,7 @@ def _uplink(leader: Leader, orchestrator: Orchestrator, ground: Ground, line: Co
         source=ground.place.source,
         events_after=lambda after, wait_s: leader.events.controller.events_after(after, wait_s=wait_s),
         is_ours=lambda event: event.source == ground.place.source and not isinstance(event, _ALLOCATION_ONLY),
-        beat=lambda: leader.observer.beats.for_cluster(time.time()),
+        beat=lambda: leader.observer.beats.for_cluster(steady_time()),
         on_order=lambda order: _foreign_order(leader, orchestrator, order),
         on_answer=leader.own_lease.renew,
         on_unknown=leader.attach_again,
@@ -355,7 +355,7 @@ def job_view(place: JobPlace, options: RunOptions) -> JobView:
         recovery=asked,
         drill_ok=place.drill_ok,
         job_dir=str(place.job_dir),
-        started_at=view.started_at or time.time(),
+        started_at=view.started_at or steady_time(),
         ended_at=0.0,
         exit_code=None,
         signal=None,

@@ -21,10 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.errors import LinkError, WireError
+from holdfast.launch.core.clocks import FollowerClocks
 from holdfast.launch.core.presence import Connected, Heard, Presence, SendGrant
 from holdfast.launch.frames import AnyAsk, AnyReport, Beat, Bye, Hello, Welcome
 from holdfast.launch.place import JobPlace
 from holdfast.model.evidence import Domain
+from holdfast.os.clock import steady_time
 from holdfast.os.doorway import Doorway
 from holdfast.os.frames import Frames, meet
 
@@ -121,6 +123,7 @@ class LeaderPort:
     ) -> None:
         self.followers: dict[str, Follower] = {}
         self.presence = Presence(lease_s)
+        self._clocks = FollowerClocks()
         self._place = place
         self._network = network
         self._may_grant = may_grant
@@ -192,6 +195,7 @@ class LeaderPort:
             raise WireError(why)
         await wire.send(Welcome(lease_s=self.presence.lease_s))
         self.presence.handle(Connected(hello.node, now))
+        self._clocks.connected(hello.node)
         return Follower(hello, wire, asyncio.Queue(_QUEUE_MAX))
 
     async def _serve(self, follower: Follower) -> None:
@@ -234,12 +238,13 @@ class LeaderPort:
         heard = Heard(node=node, now=now)
         if isinstance(report, Beat):
             heard = Heard(node=node, now=now, beat=report.beat, may_grant=self._may_grant())
+            self._clocks.heard(node, report, steady_time())
         for ask in self.presence.handle(heard):
             if isinstance(ask, SendGrant):
                 self.send(ask.node, ask.grant)
         if isinstance(report, Bye):
             follower.has_left = True
-        self._on_report(node, report)
+        self._on_report(node, self._clocks.on_ours(node, report))
 
     async def _send_all(self, follower: Follower) -> None:
         with contextlib.suppress(OSError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.standby import StandbyPool
+from holdfast.os.clock import steady_time
 from holdfast.telemetry.slot import SlotError, request_evacuate
 
 if TYPE_CHECKING:  # loaded when the first ranks run: a restart must not wait for what reads their output
@@ -253,14 +253,14 @@ class NodeRunner:
 
     def _look(self, attempt: NodeAttempt, tick: int) -> None:
         if tick % _OUTPUT_EVERY == 0 and self._matcher.is_ready:
-            attempt.read_output(time.time())
+            attempt.read_output(steady_time())
         if tick % _SLOTS_EVERY == 0 or (self._drills is not None and self._drills.is_waiting):
             attempt.read_slots()
             if attempt.is_command and tick % _DISCOVER_EVERY == 0:
                 attempt.discover_ranks()
         if self._drills is not None:
             begun = {rank: view.step_begun for rank, view in attempt.slots.views.items()}
-            self._drills.look(attempt.spec.attempt, attempt.ranks.pids(), begun, time.time())
+            self._drills.look(attempt.spec.attempt, attempt.ranks.pids(), begun, steady_time())
         if tick % _SLOTS_EVERY == 0:
             attempt.tell_slots()
             if attempt.may_warm:

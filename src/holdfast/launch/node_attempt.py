@@ -20,6 +20,7 @@ from holdfast.launch.process import Exit
 from holdfast.launch.ranks import RankSet
 from holdfast.launch.slots import SlotReader
 from holdfast.model.evidence import Role
+from holdfast.os.clock import steady_time
 
 if TYPE_CHECKING:  # loaded when the first ranks run: a restart must not wait for what reads their output
     from holdfast.detect.hyperpod_rules import LogRule
@@ -130,7 +131,7 @@ class NodeAttempt:
         if self._told_strange or self.is_ending:
             return
         self._told_strange = True
-        at = time.time()
+        at = steady_time()
         found = [finding for rank in self.logs for finding in self._lines.strange(rank, at)]
         if found:
             self._report(Spotted(findings=tuple(found[:_STRANGE_MAX])))
@@ -143,15 +144,15 @@ class NodeAttempt:
 
     def discover_ranks(self) -> None:
         """Ranks below a command."""
-        self.ranks.discover({rank: view.pid for rank, view in self.slots.views.items()}, time.time)
+        self.ranks.discover({rank: view.pid for rank, view in self.slots.views.items()}, steady_time)
 
     def tell_slots(self) -> None:
         """Tell the leader of slots that have changed."""
         changed = self.slots.changed(time.monotonic())
         if changed:
             if self._steps_rose(changed):
-                self._lines.progress(time.time())
-            self._report(SlotsSeen(attempt=self.spec.attempt, at=time.time(), slots=changed))
+                self._lines.progress(steady_time())
+            self._report(SlotsSeen(attempt=self.spec.attempt, at=steady_time(), slots=changed))
 
     def _steps_rose(self, slots: Sequence[SlotBrief]) -> bool:
         """Whether one of these slots shows a step that its rank had not completed before."""
@@ -215,7 +216,7 @@ class NodeAttempt:
     def finish(self) -> None:
         """No process of it is left: what is still unread, then nothing more."""
         self.ranks.close()
-        at = time.time()
+        at = steady_time()
         for log in self.logs.values():
             self._read_matches(log, log.finish(at), at)
             log.close()
@@ -272,7 +273,7 @@ class AttemptMaker:
         telemetry_dir = self._telemetry_root / f"a{spec.attempt}"
         telemetry_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._voice.write_to(logs_dir / f"launcher-{place.node}.log")
-        at = time.time()
+        at = steady_time()
         listen = functools.cache(lambda: self._listener().attempt(spec, at))
         logs: dict[int | None, RankLog] = {}
         if options.is_command:

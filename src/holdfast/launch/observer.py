@@ -21,6 +21,7 @@ from holdfast.launch.output import Voice
 from holdfast.launch.place import JobPlace
 from holdfast.model.events import AnyEvent
 from holdfast.model.policy import Policy
+from holdfast.os.clock import steady_time
 
 if TYPE_CHECKING:  # loaded when the first ranks run
     from holdfast.detect.catalogue import Catalogue
@@ -128,7 +129,7 @@ class Observer:
         watch = self.running(getattr(report, "attempt", None))
         if watch is None:
             return
-        at, mono = time.time(), time.monotonic()
+        at, mono = steady_time(), time.monotonic()
         match report:
             case SlotsSeen():
                 self._submit(watch.slots_seen(report, node, at, mono))
@@ -165,7 +166,7 @@ class Observer:
 
     def end(self, watch: AttemptWatch, *, stopped: bool) -> asyncio.Future[int] | None:
         """No process of the attempt is left: tell all that is known; the future says when its end is stored."""
-        at = time.time()
+        at = steady_time()
         for report, node in watch.ends.due(at, is_over=True):
             self.hear(node, report)
         self._submit(watch.fold.lines_due(at, is_urgent=True))
@@ -178,7 +179,7 @@ class Observer:
         watch = self.running()
         if watch is None:
             return
-        at, mono = time.time(), time.monotonic()
+        at, mono = steady_time(), time.monotonic()
         self._submit(watch.fold.lines_due(at))
         for report, node in watch.ends.due(at):
             self.hear(node, report)
@@ -204,7 +205,7 @@ class Observer:
                 if stacks:
                     looks.append(stacks)
                 await asyncio.sleep(watch.slow.look_pause_s)
-            self._submit(watch.stragglers(looks, time.time()))
+            self._submit(watch.stragglers(looks, steady_time()))
         finally:
             self._is_looking = False
 
@@ -213,7 +214,7 @@ class Observer:
         watch = self.running(attempt)
         if watch is None:
             return
-        captured = watch.stacks(await self._crew.dump(attempt, limit_s), time.time())
+        captured = watch.stacks(await self._crew.dump(attempt, limit_s), steady_time())
         if captured.odd_ranks:
             self._voice.say(f"rank {', '.join(map(str, captured.odd_ranks))} stands apart from the others")
         self._events.submit(captured)

@@ -20,7 +20,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.errors import PermanentOrderError
+from holdfast.os.clock import steady_time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -149,7 +149,7 @@ class Child(_Watched):
             return
         self.close()
         _known.pop(self.pid, None)
-        self.ended_at = time.time()
+        self.ended_at = steady_time()
         self.exit = Exit.from_returncode(returncode)
         self.exited.set()
         if self.on_exit is not None:

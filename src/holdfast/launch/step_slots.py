@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.launch.frames import AnyReport, RankStack, SlotsSeen
 from holdfast.launch.slots import SlotReader
+from holdfast.os.clock import steady_time
 from holdfast.telemetry.slot import request_evacuate
 
 ENV_PREFIX = "HOLDFAST_STEP_TELEMETRY"
@@ -69,7 +70,7 @@ class StepSlots:
         reader.read(reader.discover())
         changed = reader.changed(time.monotonic())
         if changed:
-            self._report(SlotsSeen(attempt=self._attempt, at=time.time(), slots=changed))
+            self._report(SlotsSeen(attempt=self._attempt, at=steady_time(), slots=changed))
 
     async def watch(self) -> None:
         """Look until cancelled."""

@@ -24,6 +24,7 @@ from holdfast.launch.place import JobPlace
 from holdfast.launch.process import Exit
 from holdfast.launch.reading import OutputReader
 from holdfast.launch.step_files import StepFiles
+from holdfast.os.clock import steady_time
 
 _WAITING_MAX = 1 << 20
 _LAST_WORDS_S = 0.3
@@ -85,7 +86,7 @@ class StepFindings:
             self._stream = self._matcher.get().stream(StreamSource())
             data, self._waiting = self._waiting + data, b""
         if data:
-            at = time.time()
+            at = steady_time()
             self.tell(self._stream.feed(data, at), at, rank=None, file="output.log")
         if is_late and self.first_bad is not None:
             self.place(self.first_bad)
@@ -93,7 +94,7 @@ class StepFindings:
     def flush(self) -> None:
         """Nothing more will be printed."""
         if self._stream is not None:
-            at = time.time()
+            at = steady_time()
             self.tell(self._stream.flush(at), at, rank=None, file="output.log")
 
     def tell(self, matches: list[Match], at: float, *, rank: int | None, file: str) -> None:
@@ -198,7 +199,7 @@ class StepWords:
         """What the tasks have written into their output files."""
         if not self._matcher.is_ready:
             return
-        at = time.time()
+        at = steady_time()
         for path, rank, matches in self._files.pump(self._matcher.get(), at):
             for match in matches:
                 if match.rule.id == _CANCELLED_RULE:  # slurmstepd writes to where the first task does
@@ -226,7 +227,7 @@ class StepWords:
         self.findings.place(ended)
         self._look_at_slots()
         how = Exit(code=ended.code, signal=ended.signal)
-        report = self.rank_ended(ended.tasks[0], how, time.time())
+        report = self.rank_ended(ended.tasks[0], how, steady_time())
         if self._waits:
             self._kept_back.append((ended.node, report))
         elif self.fate.is_aborted and ended.signal in KILLED and not self._is_cancel_told:

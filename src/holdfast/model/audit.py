@@ -73,8 +73,8 @@ def verified(lines: Iterable[str], *, before: Head | None = None) -> Head:
     Raises:
         ChainError: names the first line that does not fit.
     """
-    head = before
-    for line in lines:
+    head, rest = before, iter(lines)
+    for line in rest:
         found = _read(line, head)
         if head is None:
             head = Head(found["number"] - 1, found["previous"])
@@ -82,11 +82,21 @@ def verified(lines: Iterable[str], *, before: Head | None = None) -> Head:
                 raise ChainError("line 1 does not begin a chain: it was changed")
         wanted = head.number + 1
         if found["number"] != wanted:
-            raise ChainError(f"line {wanted} is missing: line {found['number']} follows line {head.number}")
+            raise ChainError(_out_of_order(found["number"], head, rest))
         if found["previous"] != head.hash:
             raise ChainError(f"line {wanted} does not fit line {head.number}: one of the two was changed")
         head = Head(wanted, _hash(line))
     return head if head is not None else Head()
+
+
+def _out_of_order(number: int, head: Head, rest: Iterable[str]) -> str:
+    """What has become of the line behind `head`, where `number` stands in its place."""
+    wanted = head.number + 1
+    if number < wanted:
+        return f"line {number} stands again behind line {head.number}: it was copied, or these lines are out of order"
+    if any(f'"number":{wanted},' in line and _read(line, head)["number"] == wanted for line in rest):
+        return f"line {wanted} stands behind line {number}: lines have changed places"
+    return f"line {wanted} is missing: line {number} follows line {head.number}"
 
 
 def _read(line: str, head: Head | None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Judgement:
         self, journal: Journal, orchestrator: Orchestrator, notifiers: list[Notifier], holder: str
     ) -> Controller:
         """See `Judge`."""
-        from holdfast.adapters.clock import SystemClock  # noqa: PLC0415 - see the module
+        from holdfast.adapters.clock import SteadyClock  # noqa: PLC0415 - see the module
         from holdfast.controller import Controller, Settings  # noqa: PLC0415
         from holdfast.wiring.engines import Engines  # noqa: PLC0415
 
@@ -61,7 +61,7 @@ class Judgement:
             orchestrator,
             [],
             notifiers,
-            SystemClock(),
+            SteadyClock(),
             holder=holder,
             scope="allocation",
             settings=Settings(watch=False),

@@ -8,7 +8,7 @@ command line that makes tokens beside a controller, write one chain. Retention l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Executable, func, insert, or_, select
@@ -20,6 +20,8 @@ from holdfast.ports import Entry
 
 HEAD = "audit_head"
 """Key in `meta`."""
+HEAD_LOST = "audit_head_lost"
+"""Act that goes before the next one where `meta` counted fewer lines than there are."""
 PAGE = 1000
 
 
@@ -32,7 +34,9 @@ def add(connection: Connection, upsert: Executable, acts: Sequence[dict[str, Any
     """Add lines. The caller's transaction holds the lease's row."""
     if not acts:
         return
-    head, rows = head_of(connection), []
+    head, rows = _end_of(connection), []
+    if head.number > head_of(connection).number:
+        acts = [{"event": HEAD_LOST, "at": acts[0].get("at", 0.0), "line": head.number}, *acts]
     for act in acts:
         line, head = chained(act, head)
         rows.append({"number": head.number, "seq": act.get("seq", 0), "line": line})
@@ -51,6 +55,25 @@ def head_of(connection: Connection) -> Head:
     """The newest line, as the journal counts them."""
     said = connection.scalar(select(schema.meta.c.value).where(schema.meta.c.key == HEAD))
     return read_head(said) if said else Head()
+
+
+def _end_of(connection: Connection) -> Head:
+    """The head that the next line follows on: the journal's own count, or the last line where that is missing.
+
+    Lines that are missing are not made up for: their numbers stay free, and show it.
+    """
+    head, table = head_of(connection), schema.audit
+    last = connection.execute(select(table.c.line).order_by(table.c.number.desc()).limit(1)).scalar_one_or_none()
+    if last is None:
+        return head
+    end = verified([last])
+    return end if end.number > head.number else head
+
+
+def lost_heads(lines: Iterable[str]) -> list[int]:
+    """Numbers of the lines that tell that the journal's own count was missing before them."""
+    found = (json.loads(line) for line in lines)
+    return [one["number"] for one in found if one["act"].get("event") == HEAD_LOST]
 
 
 def lines(connection: Connection, after: int = 0) -> Iterator[str]:
@@ -72,6 +95,11 @@ def check(connection: Connection) -> Head:
         ChainError: names the first line, or the first act, that does not fit.
     """
     head, wanted = verified(lines(connection), before=Head()), head_of(connection)
+    if wanted == Head() and head.number:
+        raise ChainError(
+            f"the journal's own count (meta.{HEAD}) is missing: whether lines behind line {head.number} were cut off, "
+            "only a head that was noted elsewhere tells (--head); the next act counts on from there"
+        )
     if head.number < wanted.number:
         raise ChainError(f"line {head.number + 1} is missing: the journal has written {wanted.number}")
     if head != wanted:

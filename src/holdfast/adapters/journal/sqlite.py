@@ -68,7 +68,10 @@ def _engine(path: Path, *, wal: bool, writes: bool) -> Engine:
             url, poolclass=QueuePool, pool_size=READERS, max_overflow=READERS, connect_args=connect_args
         )
 
+    opened: set[tuple[int, int]] = set()
+
     def on_connect(connection: Any, _record: object) -> None:
+        opened.add(_identity(path))
         # Transactions are begun below, explicitly: Python's sqlite3 would begin them late and hold none for reads.
         connection.isolation_level = None
         if writes:
@@ -79,11 +82,37 @@ def _engine(path: Path, *, wal: bool, writes: bool) -> Engine:
         connection.execute("PRAGMA temp_store=MEMORY")
 
     def on_begin(connection: Connection) -> None:
+        if writes:
+            check_place(path, opened)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
     return engine
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def check_place(path: Path, opened: set[tuple[int, int]]) -> None:
+    """Return when the file that is open still bears its name: what is written to another one is lost with it.
+
+    Raises:
+        JournalError: it was removed, or another one stands in its place.
+    """
+    try:
+        if _identity(path) in opened:
+            return
+        what = "another file has taken its place"
+    except FileNotFoundError:
+        what = "it was moved away or removed"
+    except OSError as error:
+        what = f"it cannot be looked at: {error.strerror}"
+    raise JournalError(
+        f"journal {path}: {what} while it was open: bring it back, or restart to go on with what is there"
+    )
 
 
 def _prepare(writer: Engine, path: Path, *, fresh: bool) -> None:

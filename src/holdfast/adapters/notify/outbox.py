@@ -171,7 +171,7 @@ class Outbox(Collector):
             await self._pause(to, min(quiet_s[message.severity] for _, message in queue))
             return []
         told = {topic for name, topic in self._told if name == to.name}
-        room_s = self._room_s(to, now)
+        room_s = self._room_s(to)
         if room_s > 0.0:
             self._held.add(to.name)
             found = batches(loud, told, only_from=to.quiet_unless)
@@ -195,9 +195,9 @@ class Outbox(Collector):
             ringing.cancel()
             waking.cancel()
 
-    def _room_s(self, to: Destination, now: float) -> float:
+    def _room_s(self, to: Destination) -> float:
         """Seconds until one more message keeps within the limit an hour; 0.0: now."""
-        sent = self._sent_at[to.name]
+        sent, now = self._sent_at[to.name], self._clock.monotonic()
         while sent and sent[0] <= now - 3600.0:
             sent.popleft()
         return max(0.0, sent[-to.per_hour] + 3600.0 - now) if len(sent) >= to.per_hour else 0.0
@@ -216,7 +216,7 @@ class Outbox(Collector):
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
             self.outcomes[to.name, "sent"] += 1
-            self._sent_at[to.name].append(self._clock.now())
+            self._sent_at[to.name].append(self._clock.monotonic())
             self._taken(to, batch, message, named)
             return
 
