@@ -75,8 +75,6 @@ class _Spent:
         """Restart counts at which we ordered a requeue."""
         self.refused = False
         """A permanent failure of an order about it."""
-        self.attempt = -1
-        """Newest attempt that has started."""
         self.restarted_after = -1
         """Newest attempt at the last restart: what that one still reports is no progress since."""
         self.starts = 0
@@ -94,6 +92,11 @@ class _Spent:
         """Restart count of the run that we give up, until it is queued once more."""
         self.start_of: dict[int, int] = {}
         """Attempt -> the restart count that it belongs to."""
+
+    @property
+    def attempt(self) -> int:
+        """Newest attempt that has started."""
+        return max(self.start_of, default=-1)
 
     def restart(self, *, paid: bool) -> None:
         """Let start once more."""
@@ -141,13 +144,12 @@ class _Spent:
 
     def ran(self, event: e.AttemptStarted) -> None:
         """An attempt has started: in place, or with a run of the scheduler's."""
-        self.start_of[event.attempt] = event.restart_count
-        if event.attempt <= self.attempt:
-            return
-        if event.in_place:
+        is_new = event.attempt > self.attempt
+        if is_new and event.in_place:
             self.restart(paid=False)
-        self._runs(event.restart_count)
-        self.attempt = event.attempt
+        self.start_of[event.attempt] = event.restart_count
+        if is_new:
+            self._runs(event.restart_count)
 
     def is_since(self, attempt: int) -> bool:
         """Was this attempt made after the last restart was ordered? Words of older ones may arrive late."""
