@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from holdfast.errors import UsageError
+from holdfast.sim.breaking import EFFECTS
 from holdfast.sim.causes import LLAMA3, LLAMA3_RATE, LLAMA3_STOPS, best_interval_s, formula_ettr
 from holdfast.sim.faults import KINDS, lemons, log, node_name, plan, power, topology
 from holdfast.sim.options import DAY_S, EDITION_2, SimOptions, changed, draw
+from holdfast.sim.record import Fault
 
 LARGE = SimOptions(nodes=2048, fault_s=54 * DAY_S, failures=LLAMA3_RATE)
 
@@ -126,3 +129,20 @@ def test_the_formula_is_metas():
     assert best == pytest.approx((120 / (2048 * rate)) ** 0.5)
     around = [formula_ettr(2048, rate, 0, 60, best * factor) for factor in (0.5, 1.0, 2.0)]
     assert around[1] == max(around)
+
+
+@pytest.mark.parametrize(("is_well", "about"), [(True, ("101", 3)), (False, None)])
+def test_a_late_look_is_of_the_attempt_that_dies_of_the_fault(is_well, about):
+    """Found by seed 157128497: an attempt that had hung and was over was said to have died of a part that broke later."""
+    said = []
+    attempt = SimpleNamespace(number=3, is_well=is_well, breaks=lambda *_: None)
+    breaker = SimpleNamespace(
+        world=SimpleNamespace(options=SimOptions(late_looks=1.0, attribution=1.0), break_part=lambda *_: None),
+        scheduler=SimpleNamespace(running_on=lambda _: SimpleNamespace(key="101")),
+        agents=SimpleNamespace(sees=lambda *_, **how: said.append(how.get("about"))),
+        on=lambda _: attempt,
+        node_of=lambda _: SimpleNamespace(name="n0001", up=True),
+        took=lambda *_: None,
+    )
+    EFFECTS["gpu"](breaker, Fault(id="gpu-1", at_s=0.0, kind="gpu", cause="nvidia.xid.95"))
+    assert said == [about]

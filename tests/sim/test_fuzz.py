@@ -86,6 +86,7 @@ REGRESSIONS = {
     179113285: "a quarantine that hung drained a node that a person had returned meanwhile, after its failed check",
     179113647: "a person returned a node that the scheduler did not know",
     390000259: "a hold that may have been ours was called a person's: the judge knew more than any scheduler tells",
+    157128491: "an agent's look at what an attempt died of came minutes after its end, and a signal was named as the cause",
     63493: "an order that was seen done, but not stored yet, was tried again and undid what a person did since",
 }
 """Seeds that found a bug, and which. The bugs have tests of their own where they were."""

@@ -168,12 +168,13 @@ def gpu(breaker: Breaker, fault: Fault, node: Node) -> None:
 
 
 def _seen(breaker: Breaker, node: Node, fault: Fault, attempt: Attempt | None, rule: str = "") -> None:
-    """Have its agent tell: at once, or minutes later of what the attempt that used it died of."""
+    """Have its agent tell: at once, or minutes later of what the attempt that used it dies of."""
     options = breaker.world.options
     gpu = int(fault.luck * 1e6) % options.gpus_per_node
     job = breaker.scheduler.running_on(node)
-    if attempt is not None and job is not None and fault.luck * 1e3 % 1.0 < options.late_looks:
-        about = (job.key, attempt.number)
+    dies = attempt if attempt is not None and attempt.is_well else None
+    if dies is not None and job is not None and fault.luck * 1e3 % 1.0 < options.late_looks:
+        about = (job.key, dies.number)
         breaker.agents.sees(node, rule or fault.cause, gpu=gpu, after_s=30.0 + 600.0 * fault.luck, about=about)
     else:
         breaker.agents.sees(node, rule or fault.cause, gpu=gpu)
