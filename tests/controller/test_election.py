@@ -12,7 +12,7 @@ from tests.controller.cases import House, finding, running, until
 from holdfast.adapters.clock import VirtualClock, run_virtual
 from holdfast.adapters.memory import MemoryJournal
 from holdfast.controller import Controller
-from holdfast.controller.election import LOOKS, MARGIN, NEVER_HELD, Elector, Leading, until_free
+from holdfast.controller.election import LOOKS, MARGIN, NEVER_HELD, Elector, Leading, keep, until_free
 from holdfast.errors import FencedError, JournalBusyError, JournalError
 from holdfast.model import events as e
 from holdfast.ports import LeaseRow
@@ -105,6 +105,35 @@ def test_clocks_are_compared_by_renewals_that_were_seen():
     assert fresh.ahead_s == -300.0
     fresh.see(row(1005.0 + LEASE_S), 5.0, now=1006.5)
     assert fresh.ahead_s == 0.0
+
+
+class SlowStore:
+    """Takes five seconds for each renewal, and has been fenced at the third."""
+
+    def __init__(self, clock: VirtualClock, leading: Leading) -> None:
+        self._clock, self._leading = clock, leading
+        self.left_s: list[float] = []
+        """How long the holder may still act, as each renewal begins."""
+
+    async def renew(self, *, now: float) -> None:
+        self.left_s.append(self._leading.until - self._clock.monotonic())
+        if len(self.left_s) == 3:
+            raise FencedError("another leads")
+        await self._clock.sleep(5.0)
+
+
+def test_a_renewal_counts_from_when_it_was_asked_for():
+    """The way to the store and back is never time to act in: a standby may have begun to wait before the answer came."""
+
+    async def work() -> None:
+        clock = VirtualClock()
+        leading = Leading(30.0)
+        leading.renewed(clock.monotonic())
+        store = SlowStore(clock, leading)
+        await keep(store, leading, clock)
+        assert store.left_s == pytest.approx([20.0, 15.0, 15.0])
+
+    run_virtual(work())
 
 
 # --- controllers ---

@@ -233,6 +233,22 @@ def test_a_validation_by_an_adapter_has_its_own_outcome(error: PermanentOrderErr
     run_virtual(work())
 
 
+def test_checks_that_could_not_be_run_are_no_outcome_of_the_checks():
+    """A link that is down until the order's limit says nothing about the node: the order fails, for now."""
+
+    async def work() -> None:
+        house = House(watch=False, repair_limit_s=60.0)
+        house.world.fail_next("validate_node", *[LinkError("no route")] * 100)
+        async with running(house.controller()) as controller:
+            await controller.submit(finding("order:validate_node", "a"))
+            await until(lambda: not house.engines[-1].state.pending, 100)
+            [failed] = await outcomes(controller)
+            assert isinstance(failed, e.OrderFailed)
+            assert not failed.permanent
+
+    run_virtual(work())
+
+
 def test_mail_is_handed_out_until_its_outcome_and_has_a_limit():
     """An order for a launcher fails as temporary when nobody answers in time, and is not handed out afterwards."""
 

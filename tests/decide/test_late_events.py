@@ -363,6 +363,8 @@ def test_validation_of_a_former_machine_is_ignored(play):
     play.node("n2", instance_id="new", boot_id="new")
     play.do(e.NodeValidated, node="n2", passed=True, instance_id="machine-n2")
     assert play.ns("n2") is NodeState.VALIDATING
+    assert play.opened(o.ReturnNode) == []
+    assert play.open(o.ValidateNode).instance_id == "new"
 
 
 def test_a_timer_that_was_replaced_does_not_fire_early(play):

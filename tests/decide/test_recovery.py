@@ -255,6 +255,22 @@ def test_bad_numbers_step_one_checkpoint_back_each_time():
     assert play.state is JobState.GIVEN_UP
 
 
+def test_bad_numbers_of_attempts_that_tell_nothing_step_back_as_well():
+    """They end before their first step is told: each may have loaded the newest checkpoint that it was allowed to."""
+    play = Play(scope="allocation", limits=Limits(max_in_place=4)).running()
+    for step in (110, 120, 130):
+        play.checkpoint(0, step)
+    limits = []
+    for attempt in range(4):
+        nan(play, attempt)
+        play.ended(attempt)
+        if any(timer.startswith("settle:") for timer in play.engine.state.timers):
+            play.settle()
+        limits.append(play.open(o.RestartInPlace).restore_step_max)
+        play.start(attempt + 1, in_place=attempt + 1)
+    assert limits == [None, 120, 110, 100]
+
+
 def test_real_progress_ends_the_mistrust():
     """Past every earlier checkpoint: nothing is stepped over any more."""
     play = Play(scope="allocation", limits=Limits(max_in_place=4)).running()
@@ -655,6 +671,24 @@ def test_a_waiting_job_may_use_a_node_again_once_it_is_clean(play):
     assert play.open(o.SetExcluded).nodes == ()
     assert play.j.excluded == ()
     assert "n2 again" in play.j.story[-1]
+
+
+def test_the_next_restart_may_use_a_node_that_was_repaired_while_the_job_ran(play):
+    """Nobody lifts the exclusion while it runs; the restart after that is kept off the new bad node alone."""
+    play.xid("n2", 73)
+    play.through_queue()
+    play.job(excluded=("n2",))
+    play.done(o.QuarantineNode)
+    play.done(o.RebootNode)
+    play.node("n2", boot_id="boot-2")
+    play.do(e.NodeValidated, node="n2", passed=True)
+    play.done(o.ReturnNode)
+    assert play.j.excluded == ("n2",)
+    play.xid("n3")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=2, nodes=())
+    play.settle()
+    assert play.open(o.SetExcluded).nodes == ("n3",)
 
 
 def test_thin_evidence_does_not_keep_a_job_waiting_for_ever(play):

@@ -314,5 +314,6 @@ def test_checks_of_a_machine_that_has_two_names_let_the_node_back(said):
     for other in ("k8s:lab://i-0", "i-0"):
         play.do(e.NodeValidated, node="n2", passed=True, instance_id=other)
         assert play.ns() is NodeState.VALIDATING, "the machine that was here before"
+        assert play.opened(o.ReturnNode) == []
     play.do(e.NodeValidated, node="n2", passed=True, instance_id=said)
     assert play.open(o.ReturnNode).node == "n2"

@@ -3,7 +3,8 @@
 A mutant is one small change of the source, drawn over every place of a room where its kind fits, the kinds in turn. It is
 planted in a copy of `src`, and the recorded journals are replayed there: first a few, to count how many notice, then, if
 none does, all. What the replay does not notice is given to the room's unit tests. A mutant whose line no journal reaches
-is told apart. `--planted` takes the bugs chosen by hand below and the twelve of tests/sim/mutants.py instead.
+is told apart. `--planted` takes the bugs of planted.py instead, which need no recording: each is given to the tests of
+its room, and what those do not notice to seeds of the fuzz.
 """
 
 from __future__ import annotations
@@ -27,16 +28,30 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
+from holdfast.sim.options import EDITION_5
+
 from . import compare, journal
 from .__main__ import CACHE, HERE, ROOT
+from .planted import PLANTED
 
 SRC = ROOT / "src"
 FEW = 60
 """Seeds by which the journals that notice are counted; the lab's journals come on top."""
 JOURNAL_S = 20
 """A journal whose replay takes longer has met an endless loop, which is noticed, too."""
-TESTS = {"decide": ["tests/decide", "tests/sim/test_fuzz.py"], "launch": ["tests/launch"]}
+TESTS = {
+    "decide": ["tests/decide", "tests/sim/test_fuzz.py"],
+    "launch": ["tests/launch"],
+    "controller": ["tests/controller"],
+    "adapters/slurm": ["tests/adapters/slurm"],
+    "adapters/kubernetes": ["tests/adapters/kubernetes"],
+    "adapters/notify": ["tests/adapters/test_notices.py", "tests/adapters/test_notify_file.py"],
+}
+"""Room -> its tests."""
 TESTS_S = 900.0
+PLANTED_SEEDS = 300
+SEEDS_EACH = 20
+"""Seeds of the fuzz that are run before it is seen whether one of them fails."""
 SWAPPED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -61,28 +76,6 @@ class Mutant(Struct, frozen=True):
         """One line: where, what, and the two texts."""
         texts = (" ".join(text.split())[:90] for text in (self.old, self.new))
         return f"{self.file}:{self.line} {self.kind}: {' -> '.join(texts)}"
-
-
-PLANTED = {
-    "partial exclusion": (
-        "decide/records/job.py",
-        "new = [name for name in names if name not in job.excluded]",
-        "new = [name for name in names if name not in job.excluded][:1]",
-    ),
-    "findings dropped while held": (
-        "decide/findings.py",
-        "    job = _job_of(turn, finding)\n    if _is_straggler(finding)",
-        "    job = _job_of(turn, finding)\n    if job and job.state == 'held':\n        return\n    if _is_straggler(finding)",
-    ),
-    "failed validation returns the node": ("decide/nodes.py", "passed=event.passed", "passed=True"),
-    "a person's hold ignored": ("decide/operators.py", "Claim.HELD, event.who", "Claim.HOLD_ENDED"),
-    "a hold in the queue ignored": (
-        "decide/jobs.py",
-        'turn.claim(job, Claim.HELD, "a person")\n    turn.orders.withdraw',
-        "return\n    turn.orders.withdraw",
-    ),
-}
-"""Bugs that issue and trial named: file, text, the text with the bug."""
 
 
 def planted(name: str) -> Mutant:
@@ -348,6 +341,37 @@ def by_tests(copied: Copy, one: Mutant, room: str) -> str:
     return f"caught by tests ({name[:140]})"
 
 
+def by_seeds(copied: Copy, one: Mutant) -> str:
+    """Plant a mutant and say whether the fuzz notices within `PLANTED_SEEDS`: `caught by seed N` or `MISSED`."""
+    with copied.planted(one):
+        for begin in range(EDITION_5, EDITION_5 + PLANTED_SEEDS, SEEDS_EACH):
+            words = ["--from", str(begin), "--seeds", str(SEEDS_EACH), "--jobs", "1", "--no-shrink"]
+            code, out = copied.run("-m", "holdfast", "simulate", "fuzz", *words, limit_s=TESTS_S)
+            if code:
+                rows = [row.strip() for row in out.splitlines() if row.startswith(("seed ", "  "))]
+                return f"caught by {': '.join(rows[:2])[:140]}" if rows else f"caught by fuzz (exit {code})"
+    return "MISSED"
+
+
+def _plant_all(only: list[str]) -> int:
+    """Plant the bugs chosen by hand, one after another. Returns how many nobody catches."""
+    missed = 0
+    names = list(PLANTED)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Copy(Path(folder))
+        for number, name in enumerate(names, 1):
+            if only and str(number) not in only:
+                continue
+            one = planted(name)
+            room = next(room for room in TESTS if one.file.startswith(f"{room}/"))
+            said = by_tests(copied, one, room)
+            said = by_seeds(copied, one) if said == "MISSED" else said
+            missed += said == "MISSED"
+            print(f"{number:3} {name} ({one.file}:{one.line}): {said}", flush=True)
+    print(f"{missed} of {len(only or names)} are caught by nobody")
+    return missed
+
+
 def _replayed(copied: Copy, cache: Path, seeds: int, how: str) -> Seen:
     code, out = copied.run("-m", "tests.guard.mutants", "--replay", str(cache), how, str(seeds), limit_s=3600.0)
     if code:
@@ -380,7 +404,9 @@ def main() -> int:
     if given.replay:
         _replay_here(Path(given.replay[0]), given.replay[1], int(given.replay[2]))
         return 0
-    drawn = [planted(name) for name in PLANTED] if given.planted else draw(given.room, given.seed, given.count)
+    if given.planted:
+        return min(1, _plant_all(given.only.split(",") if given.only else []))
+    drawn = draw(given.room, given.seed, given.count)
     if given.only:
         drawn = [drawn[int(number) - 1] for number in given.only.split(",")]
     ends: dict[Mutant, str] = {}

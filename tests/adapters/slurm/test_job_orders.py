@@ -13,7 +13,7 @@ from holdfast.adapters.slurm.looks import Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_orders import NodeOrders
 from holdfast.adapters.slurm.node_output import SlurmNode
-from holdfast.adapters.slurm.output import SlurmJob
+from holdfast.adapters.slurm.output import SlurmJob, node_names
 from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
@@ -47,11 +47,21 @@ class Slurm:
         return b""
 
 
+def _jobs(slurm: Slurm, memory: Memory | None = None) -> JobOrders:
+    return JobOrders(
+        slurm,  # type: ignore[arg-type]
+        slurm,  # type: ignore[arg-type]
+        memory or Memory(None),
+        find=lambda seen, key: seen.jobs[key.id],
+        released=lambda *_: None,
+    )
+
+
 async def _lost(*, leased: bool) -> list[str]:
     """The two orders of one moment: requeue the job, take its dead node out of service."""
     slurm = Slurm()
     memory = Memory(None)
-    jobs = JobOrders(slurm, slurm, memory, find=lambda seen, key: seen.jobs[key.id], released=lambda *_: None)  # type: ignore[arg-type]
+    jobs = _jobs(slurm, memory)
     nodes = NodeOrders(slurm, slurm, memory, SlurmConfig(), until_killed=jobs.until_killed)  # type: ignore[arg-type]
     out = o.QuarantineNode(id="2", node="node02", why="lost", cause=1, gone=True)
     requeue = o.RequeueHeld(id="1", job=KEY, why="lost", cause=1, restart_count=0, gone=("node02",), leased=leased)
@@ -66,6 +76,37 @@ def test_tasks_on_the_nodes_that_are_left_are_killed_before_the_lost_one_is_down
     down = next(number for number, words in enumerate(told) if "State=DOWN" in words)
     assert told[:down] == ([] if leased else ["scancel --ctld --signal=KILL 7.0"])
     assert "scontrol hold 7" in told
+
+
+def test_all_nodes_that_a_job_has_lost_are_set_down_by_one_command() -> None:
+    """One that is left out keeps the job in the queue until SlurmdTimeout."""
+
+    async def work() -> list[str]:
+        slurm = Slurm()
+        requeue = o.RequeueHeld(
+            id="1", job=KEY, why="lost", cause=1, restart_count=0, gone=("node01", "node02"), leased=True
+        )
+        await _jobs(slurm).execute(requeue)
+        return slurm.told
+
+    assert asyncio.run(work())[0].startswith("scontrol update NodeName=node[01-02] State=DOWN")
+
+
+def test_what_the_owner_excluded_stays_excluded_when_ours_changes() -> None:
+    """Exactly the owner's nodes and the ones asked for: ours come free again, the owner's never."""
+
+    async def work() -> list[tuple[str, ...]]:
+        slurm, kept_off = Slurm(), []
+        slurm.job = replace(slurm.job, states=frozenset({"PENDING"}), priority=0, nodes=(), excluded=("node09",))
+        jobs = _jobs(slurm)
+        for nodes in (("node02",), ("node03",), ()):
+            await jobs.execute(o.SetExcluded(id="1", job=KEY, cause=1, nodes=nodes))
+            said = next(word for word in slurm.told[-1].split() if word.startswith("ExcNodeList="))
+            kept_off.append(node_names(said.partition("=")[2]))
+            slurm.job = replace(slurm.job, excluded=kept_off[-1])
+        return kept_off
+
+    assert asyncio.run(work()) == [("node02", "node09"), ("node03", "node09"), ("node09",)]
 
 
 @pytest.mark.parametrize(
