@@ -23,6 +23,8 @@ TIMEOUT_S = 0.6
 PAUSE_S = 0.03
 BACK_OFF_S = 0.15
 """After a request without an answer, at most."""
+AFTER = 3
+"""Requests of each client once the faults are over: who was stopped wakes up, and may believe that it leads."""
 BEHIND_S = 2500.0
 """Events are from so long ago: no jump of the controller's clock makes them come from the future."""
 EVENTS_LIMIT = 50
@@ -43,6 +45,8 @@ class Desk:
     nodes: Sequence[str]
     after: int
     """Sequence number behind which this history's events begin."""
+    calm: asyncio.Event = field(default_factory=asyncio.Event)
+    """The faults are over."""
 
 
 @dataclass
@@ -223,10 +227,13 @@ class Client:
     # --- a life ---
 
     async def live(self, doings: Sequence[Callable[[], Awaitable[None]]], count: int) -> None:
-        """So many requests, drawn from these."""
-        for _ in range(count):
+        """So many requests, drawn from these, then slowly more until the faults are over, and some after them."""
+        asked = after = 0
+        while asked < count or after < AFTER:
+            after += self.desk.calm.is_set()
             await self.rng.choice(doings)()
-            await asyncio.sleep(self.rng.uniform(0.0, PAUSE_S))
+            asked += 1
+            await asyncio.sleep(self.rng.uniform(0.0, PAUSE_S if asked < count else BACK_OFF_S))
 
 
 async def run_clients(desk: Desk, requests: int) -> None:

@@ -16,7 +16,7 @@ from .nemesis import Fault, Nemesis, plan
 from .record import Journal, Op, Recorder, read_history, read_journal
 from .servers import Servers, site
 
-REQUESTS = 10
+REQUESTS = 8
 """Of each client, or half of it."""
 
 
@@ -103,6 +103,7 @@ async def _one(
         before.seq,
     )
     nemesis = asyncio.create_task(Nemesis(servers, recorder.note).run(faults))
+    nemesis.add_done_callback(lambda _: desk.calm.set())
     try:
         await run_clients(desk, requests)
     finally:
