@@ -16,13 +16,18 @@ import pytest
 from tests.api.engine_house import EngineHouse, engine_served, job_view, run, until
 
 from attack_fixture import only_root
+from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.memory import MemoryOrchestrator
+from holdfast.adapters.slurm.client import SlurmOrchestrator
+from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.api.exchange import TOKEN_S, Exchange, ensure_key
 from holdfast.client import AsyncClient, Trust
-from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError
+from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.wire import Beat
 from holdfast.os import munge
+from holdfast.wiring.controller import make_exchange
 from munge_fixture import NODE, OTHER_NODE, Munged, node_munged
 
 __all__ = ["node_munged"]
@@ -143,7 +148,7 @@ def test_one_credential_serves_many_requests_and_a_refused_token_is_renewed(
 
 
 def test_a_controller_without_munge_says_so(tmp_path: Path, trust: Trust) -> None:
-    """The route answers 404 with the setting; a controller that has not seen its cluster asks to come back."""
+    """The route answers 404, and the sentence names the setting."""
 
     async def work() -> None:
         async with engine_served(tmp_path) as house, AsyncClient(house.server.url, trust=trust) as client:
@@ -179,6 +184,17 @@ def test_the_cluster_is_the_one_of_slurms_own_file(tmp_path: Path) -> None:
     assert munge.slurm_cluster({**of_conf, "SLURM_CLUSTER_NAME": "mu"}) == "mu"
     assert munge.slurm_cluster({**of_conf, "SLURM_CLUSTER_NAME": "mu", "HOLDFAST_CLUSTER": "pi"}) == "pi"
     assert munge.slurm_cluster({"SLURM_CONF": str(tmp_path / "none")}) == ""
+
+
+def test_only_a_slurm_knows_users_and_nodes_by_munge(tmp_path: Path) -> None:
+    """The controller's wiring: nothing without the setting, a sentence for another cluster."""
+    world = MemoryOrchestrator(SystemClock())
+    assert make_exchange(SlurmConfig(), world, tmp_path) is None
+    with pytest.raises(UsageError, match="--cluster slurm:"):
+        make_exchange(SlurmConfig(munge=True), world, tmp_path)
+    slurm = SlurmOrchestrator(SlurmConfig())
+    assert isinstance(make_exchange(SlurmConfig(munge=True), slurm, tmp_path), Exchange)
+    assert (slurm.cluster_name, slurm.node_address("n1")) == ("", "")
 
 
 def test_the_key_stays_with_its_folder(tmp_path: Path) -> None:

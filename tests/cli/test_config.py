@@ -365,6 +365,19 @@ def test_trust_is_of_the_file_below_the_environment(tmp_path: Path, monkeypatch:
     )
 
 
+def test_munge_is_for_the_files_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`[slurm] munge` has commands log in by it at the file's controller; a folder of --dir has tokens."""
+    text = 'controller = "https://c:1"\n[slurm]\nmunge = true\n'
+    assert find_controller(config=placed(text, folder=tmp_path)).trust == Trust(munge="")
+    file = placed(f'{text}munge_socket = "/run/m"\n', folder=tmp_path)
+    assert find_controller(config=file).trust == Trust(munge="/run/m")
+    assert find_controller(url="https://other:1").trust == Trust()
+    monkeypatch.setenv("HOLDFAST_MUNGE", "1")
+    assert find_controller(url="https://other:1").trust == Trust(munge="")
+    folder = a_cluster(tmp_path / "c", "https://127.0.0.1:1")
+    assert find_controller(cluster_dir=folder).trust == Trust()
+
+
 def test_a_folder_brings_its_own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --dir, the controller's own ca.pem is trusted, unless another one is named."""
     folder = a_cluster(tmp_path / "c", "https://127.0.0.1:1")

@@ -10,9 +10,9 @@ from tests.adapters.journal_cases import run
 
 from holdfast.agent.controller_link import ControllerLink
 from holdfast.client import AsyncClient, Trust
-from holdfast.errors import ConfigError, HoldfastError, LinkError
+from holdfast.errors import ConfigError, HoldfastError, LinkError, RefusedError
 from holdfast.launch.uplink import ControllerLine
-from holdfast.os.tls import PLAIN_HTTP, TlsFiles, server_context, trust_of
+from holdfast.os.tls import MUNGE, PLAIN_HTTP, TlsFiles, server_context, trust_of
 from holdfast.os.tokens import token_in
 from holdfast.wiring.settings import find_controller, read_token
 
@@ -88,3 +88,22 @@ def test_yes_is_yes_for_every_command(yes: str):
     """As `holdfast agent` reads the variable."""
     assert trust_of({PLAIN_HTTP: yes}).plain_http
     assert not trust_of({PLAIN_HTTP: "0"}).plain_http
+    assert trust_of({MUNGE: yes}).munge == ""
+
+
+def test_munge_is_a_word_or_a_socket():
+    """A path is munged's socket; the environment wins over the file, also where it says no; a typo is told."""
+    on = Trust(munge="")
+    assert trust_of({MUNGE: "/run/m"}, on).munge == "/run/m"
+    assert trust_of({MUNGE: "0"}, on).munge is None
+    assert trust_of({}, on).munge == ""
+    with pytest.raises(ConfigError, match="HOLDFAST_MUNGE=ja"):
+        trust_of({MUNGE: "ja"})
+
+
+def test_a_munge_credential_goes_where_a_token_would():
+    """Over plain HTTP to another machine neither does."""
+    with pytest.raises(RefusedError, match="over plain HTTP"):
+        Trust(munge="").check("http://10.0.0.5:8470", "")
+    Trust(munge="", plain_http=True).check("http://10.0.0.5:8470", "")
+    Trust(munge="").check("https://10.0.0.5:8470", "")

@@ -113,7 +113,8 @@ class Exchange:
             await check_job(controller, user, name.partition("#")[0])
             return Identity(f"launcher of {name}", Role.AGENT, only=source, id=source)
         if source or proof.uid == 0:
-            raise RefusedError(f"user {user!r} gets no token as {source or 'a person'} by munge")
+            as_what = f"{source[:64]!r}" if source else "a person"
+            raise RefusedError(f"user {user!r} gets no token as {as_what} by munge: name one by HOLDFAST_TOKEN_FILE")
         return Identity(user, Role.OWNER, id=f"user:{user}", sees=(f"user:{user}",))
 
     async def _check_node(self, proof: Credential, node: str) -> None:

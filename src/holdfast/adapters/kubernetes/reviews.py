@@ -93,7 +93,7 @@ class TokenReviews:
             if self._api is None:
                 self._api = await self._make()
             status = (await self._api.create(REVIEWS, body)).get("status", {})
-            if not status.get("authenticated") or AUDIENCE not in status.get("audiences", ()):
+            if not status.get("authenticated") or not is_for_us(status):
                 return ""
             return await self._source(self._api, status.get("user", {}))
         except ApiError as error:
@@ -106,11 +106,11 @@ class TokenReviews:
         name = str(user.get("username", ""))
         namespace = name.removeprefix(_USER).partition(":")[0]
         extra: dict[str, list[str]] = user.get("extra", {})
-        pods, uids = extra.get(_POD), extra.get(_UID)
-        if not name.startswith(_USER) or not pods:
+        pods, uids = extra.get(_POD, []), extra.get(_UID, [])
+        if not name.startswith(_USER) or not is_bound(pods):
             _log.warning("a token that is not bound to a pod was refused", user=name)
             return ""
-        is_agent = name == f"{_USER}{self._namespace}:{self._name}"
+        is_agent = is_account(name, f"{_USER}{self._namespace}:{self._name}")
         if is_agent and extra.get(_NODE):
             return f"agent:{extra[_NODE][0]}"
         pod = await _found(api, f"/api/v1/namespaces/{namespace}/pods/{pods[0]}", uids[0] if uids else "")
@@ -125,6 +125,26 @@ class TokenReviews:
         return f"launcher:{job}" if job else ""
 
 
+def is_for_us(status: Json) -> bool:
+    """Was the token made for this controller, and not for another service, which could show it here?"""
+    return AUDIENCE in status.get("audiences", ())
+
+
+def is_bound(pods: list[str]) -> bool:
+    """Does the token end with its pod? Others may lie anywhere."""
+    return bool(pods)
+
+
+def is_account(name: str, agents: str) -> bool:
+    """Is it the agents' own account?"""
+    return name == agents
+
+
+def is_same(uid: str, found: str | None) -> bool:
+    """Is it the object that was meant, and not another one of its name?"""
+    return uid in {"", found}
+
+
 async def _found(api: KubeApi, path: str, uid: str) -> Json | None:
     """The object, if it is still this one."""
     try:
@@ -133,7 +153,7 @@ async def _found(api: KubeApi, path: str, uid: str) -> Json | None:
         if error.gone:
             return None
         raise
-    return found if uid in {"", found["metadata"].get("uid")} else None
+    return found if is_same(uid, found["metadata"].get("uid")) else None
 
 
 async def _job_of(api: KubeApi, pod: Json, namespace: str) -> str:
