@@ -115,6 +115,7 @@ def test_the_parser_has_no_rights(matcher: Matcher, monkeypatch: pytest.MonkeyPa
             assert all(one.startswith(("pipe:", "socket:")) for one in opened), opened
 
     run(judging, body)
+    assert not Path(f"/proc/{judging.parser.program.process.pid}").exists()
 
 
 def test_a_match_comes_as_the_matcher_made_it(matcher: Matcher) -> None:

@@ -10,6 +10,7 @@ port; a parser that does not answer within `ANSWER_S` is killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import deque
@@ -27,7 +28,7 @@ from holdfast.detect.matcher import LINE_MAX, Match, StreamSource
 from holdfast.errors import WireError
 from holdfast.os.confined import NOBODY
 from holdfast.os.frames import Frames
-from holdfast.os.programs import APART, Command, Program
+from holdfast.os.programs import APART, KILL_GRACE_S, Command, Program
 from holdfast.ports import Clock
 
 MEMORY_MIB = 128
@@ -279,10 +280,7 @@ class ParserProcess:
         finally:
             ended.cancel()
             await program.end()
-            if program.process.stderr is not None:
-                words = (await program.process.stderr.read(4096)).decode(errors="replace").strip()
-                if words:
-                    _log.warning("the parser's last words", said=ascii(words[-WORDS_MAX:]))
+            await _log_last_words(program)
 
     async def _ask_on(self, program: Program, ended: asyncio.Future[int]) -> None:
         """Ask whenever there is something to ask. Raises what ends this parser."""
@@ -428,6 +426,16 @@ class ParserProcess:
                 raise WireError("it tells of a line that it was not given")
             found.append(match_of(told, known or self.catalogue.get(told.rule)))
         return found
+
+
+async def _log_last_words(program: Program) -> None:
+    """Why it ended, as it says itself: in ASCII, since others may have written it."""
+    if program.process.stderr is None:
+        return
+    with contextlib.suppress(TimeoutError):  # one that hangs in the kernel holds its end of the pipe
+        async with asyncio.timeout(KILL_GRACE_S):
+            if words := (await program.process.stderr.read(4096)).decode(errors="replace").strip():
+                _log.warning("the parser's last words", said=ascii(words[-WORDS_MAX:]))
 
 
 def _first_line(queue: deque[_Fed]) -> _Fed:

@@ -103,7 +103,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 class Answer(Struct, frozen=True, kw_only=True):
     """What came of an `Ask`, part by part."""
 
-    parts: Annotated[tuple[Judged, ...], Meta(max_length=FRAME_MAX)]
+    parts: tuple[Judged, ...]
 
 
 class Hello(Struct, frozen=True, kw_only=True):
