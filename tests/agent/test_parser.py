@@ -14,9 +14,10 @@ import pytest
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.agent import parser as parser_of
-from holdfast.agent.parser import ParsedStream, ParserProcess, ParserSettings
+from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess, ParserSettings
 from holdfast.agent.parsing import Answer, Judge, Judged, told_of
 from holdfast.detect.catalogue import StreamKind
+from holdfast.detect.hyperpod_rules import LogRule, log_rules
 from holdfast.detect.matcher import Match, Matcher, StreamSource
 from holdfast.errors import WireError
 
@@ -41,14 +42,16 @@ class Judging:
     def __init__(self, matcher: Matcher, settings: ParserSettings | None = None) -> None:
         self.parser = ParserProcess(matcher.catalogue, SystemClock(), settings)
         self.found: list[Match] = []
+        self.hits: list[tuple[str, str]] = []
         self.judged = 0
 
-    def stream(self, source: StreamSource = OUTPUT) -> ParsedStream:
-        def judged(matches: list[Match], at: float, place: int | None) -> None:
-            self.found += matches
+    def stream(self, source: StreamSource = OUTPUT, rules: tuple[LogRule, ...] = ()) -> ParsedStream:
+        def judged(came: Outcome) -> None:
+            self.found += came.matches
+            self.hits += [(hit.text, hit.metric) for hit in came.hits]
             self.judged += 1
 
-        return self.parser.stream(source, "job.log", judged)
+        return self.parser.stream(source, "job.log", judged, rules)
 
     async def until(self, holds) -> None:
         deadline = time.monotonic() + 60
@@ -112,6 +115,7 @@ def test_the_parser_has_no_rights(matcher: Matcher, monkeypatch: pytest.MonkeyPa
             assert all(one.startswith(("pipe:", "socket:")) for one in opened), opened
 
     run(judging, body)
+    assert not Path(f"/proc/{judging.parser.program.process.pid}").exists()
 
 
 def test_a_match_comes_as_the_matcher_made_it(matcher: Matcher) -> None:
@@ -157,6 +161,25 @@ def test_a_killed_parser_loses_no_line_and_tells_none_twice(matcher: Matcher) ->
     assert brief(judging.found) == expected(matcher, OUTPUT, pieces)
 
 
+def test_patterns_of_log_rules_are_looked_for_by_the_parser(matcher: Matcher) -> None:
+    """A site's patterns meet users' lines there: each line once, torn ones whole, also when it is killed between."""
+    rules = log_rules([{"name": "loss", "logPattern": r".*loss (\S+)", "metricThreshold": 9, "operator": "gt"}])
+    pieces = [b"step 1 loss 2.5\n", b"a bar\rstep 2 lo", b"ss 3.5\nnothing\nstep 3 loss ", b"4.5\n"]
+    judging = Judging(matcher)
+
+    async def body() -> None:
+        stream = judging.stream(rules=rules)
+        for number, piece in enumerate(pieces):
+            stream.feed(piece, 1.0)
+            if number == 1:
+                await judging.caught_up(stream)
+                await judging.kill()
+        await judging.caught_up(stream)
+
+    run(judging, body)
+    assert judging.hits == [("step 1 loss 2.5", "2.5"), ("a bar\rstep 2 loss 3.5", "3.5"), ("step 3 loss 4.5", "4.5")]
+
+
 def test_a_line_that_parsers_die_of_is_left_out_alone(matcher: Matcher, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes more memory than a parser may have: the agent lives, and the lines around it and of others are judged."""
     monkeypatch.setattr(parser_of, "BRAKE_S", 0.0)
@@ -177,6 +200,22 @@ def test_a_line_that_parsers_die_of_is_left_out_alone(matcher: Matcher, monkeypa
     assert lines == [number for _, _, _, number, *_ in without]
     assert judging.parser.skipped == len(bomb)
     assert judging.parser.deaths == 1 + parser_of.DEATHS_OF_A_LINE
+
+
+def test_a_parser_that_never_answers_is_killed(matcher: Matcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line on which a site's pattern takes for ever holds up neither the agent nor the kernel's lines."""
+    monkeypatch.setattr(parser_of, "ANSWER_S", 1.0)
+    rules = log_rules([{"name": "slow", "logPattern": "a*" * 9 + "b"}])
+    judging = Judging(matcher)
+
+    async def body() -> None:
+        judging.stream(rules=rules).feed(b"a" * 4000 + b"\n", 1.0)
+        await judging.until(lambda: judging.parser.deaths)
+        judging.stream(KERNEL).feed(XID, 1.0)
+        await judging.until(lambda: judging.found)
+
+    run(judging, body)
+    assert [match.rule.id for match in judging.found] == ["nvidia.xid.79"]
 
 
 def refused(matcher: Matcher, answer: Answer) -> None:

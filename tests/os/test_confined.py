@@ -77,3 +77,4 @@ def test_a_user_may_be_a_number_that_nobody_has() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root becomes another")
     assert told_by(lambda: str(confine(str(STRANGER), 64 << 20).uid)) == str(STRANGER)
+    assert "KeyError" in told_by(lambda: str(confine("no-such-user", 64 << 20).uid))

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
 from holdfast.adapters.log_rule_files import read_log_rules
 from holdfast.detect.catalogue import Catalogue
-from holdfast.detect.hyperpod_rules import LogRule
+from holdfast.detect.hyperpod_rules import LogRule, RuleHit
 from holdfast.detect.log_rule_watch import LogRuleWatch
 from holdfast.detect.meaning import Trait, has
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Finding
-
-LINE_MAX = 1 << 16
 
 _log = structlog.get_logger("holdfast.agent")
 
@@ -50,7 +48,6 @@ class JobLogRules:
         self._rules: dict[str, tuple[LogRule, ...]] = {}
         self._files: dict[str, str] = {}
         self._watches: dict[str, LogRuleWatch] = {}
-        self._carry: dict[str, bytes] = {}
 
     def follow(self, path: str, rules_file: str, at: float) -> None:
         """Judge this file by these rules from now on. Bad rules are told once and judge nothing."""
@@ -68,7 +65,6 @@ class JobLogRules:
         """The file begins, or begins anew: so does an attempt."""
         if path not in self._files:
             return
-        self._carry[path] = b""
         self._watches[path] = LogRuleWatch(
             self._rules[self._files[path]],
             at,
@@ -82,23 +78,28 @@ class JobLogRules:
 
     def forget(self, path: str) -> None:
         """The file is not watched any more."""
-        for kept in (self._files, self._watches, self._carry):
-            kept.pop(path, None)
+        self._files.pop(path, None)
+        self._watches.pop(path, None)
 
-    def feed(self, path: str, data: bytes, at: float) -> None:
-        """New bytes of the file."""
-        watch = self._watches.get(path)
-        if watch is None:
+    def of(self, path: str) -> tuple[LogRule, ...]:
+        """The rules of this file, whose patterns the parser looks for."""
+        return self._rules[self._files[path]] if path in self._files else ()
+
+    def attempt(self, path: str) -> LogRuleWatch | None:
+        """The attempt that the file tells of now, for `take`; None: it has no rules."""
+        return self._watches.get(path)
+
+    def take(self, path: str, watch: LogRuleWatch | None, hits: Sequence[RuleHit], at: float) -> None:
+        """What the parser has found in lines of an attempt, unless the file has begun anew since."""
+        if watch is None or watch is not self._watches.get(path) or not hits:
             return
-        *lines, carry = (self._carry[path] + data).split(b"\n")
-        self._carry[path] = carry[-LINE_MAX:]
-        for finding in watch.lines(lines, at):
+        for finding in watch.hits(hits, at):
             self._on_finding(finding)
         self._say(path, watch)
 
-    def tick(self, at: float) -> None:
-        """Time has passed."""
-        for path, watch in list(self._watches.items()):
+    def tick(self, at: float, behind: Collection[str] = ()) -> None:
+        """Time has passed. Of files with lines that are not judged yet nothing is said to be missing."""
+        for path, watch in [(path, watch) for path, watch in self._watches.items() if path not in behind]:
             for finding in watch.tick(at):
                 if has(finding.rule, Trait.WAIT) and not self._is_held(path):
                     self.forget(path)

@@ -20,10 +20,11 @@ from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_log_rules import JobLogRules
 from holdfast.agent.kernel_log import IGNORED
 from holdfast.agent.node_facts import NodeIdentity
-from holdfast.agent.parser import ParsedStream, ParserProcess
+from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
-from holdfast.detect.matcher import Match, StreamSource
+from holdfast.detect.log_rule_watch import LogRuleWatch
+from holdfast.detect.matcher import StreamSource
 from holdfast.model.evidence import Finding, Place, Role
 from holdfast.os.files import open_regular
 from holdfast.ports import Clock
@@ -87,7 +88,8 @@ class LogWatch:
                 if (now := self._clock.monotonic()) - found_at >= FILES_EVERY_S:
                     self.find()
                     found_at = now
-                self.rules.tick(self._rules_now())
+                behind = {path for path, stream in self._streams.items() if stream.is_behind}
+                self.rules.tick(self._rules_now(), behind)
                 await self._clock.sleep(LOOK_S)
         finally:
             self._tailer.close()
@@ -108,29 +110,30 @@ class LogWatch:
             self.rules.forget(path)
         for path, log in wanted.items():
             if path not in self._streams and len(self._streams) < FILES_MAX:
-                self._streams[path] = self._stream(path, StreamKind(log.kind))
                 if log.log_rules:
                     self.rules.follow(path, log.log_rules, self._rules_now())
+                self._streams[path] = self._stream(path, StreamKind(log.kind))
                 self._tailer.add(path, from_end=self._first)
         self._first = False
 
     def _stream(self, path: str, kind: StreamKind) -> ParsedStream:
         source = StreamSource(kind=kind, node=self._identity.name)
-        return self._parser.stream(source, path, functools.partial(self._judged, path, kind))
+        judged = functools.partial(self._judged, path, kind, self.rules.attempt(path))
+        return self._parser.stream(source, path, judged, self.rules.of(path))
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
         old = self._streams[path]
+        self.rules.begin(path, self._rules_now())
         self._streams[path] = self._stream(path, old.source.kind)
         old.close()
-        self.rules.begin(path, self._rules_now())
 
     def _on_data(self, path: str, data: bytes) -> None:
-        at = self._clock.now()
-        self.rules.feed(path, data, self._rules_now())
-        self._streams[path].feed(data, at)
+        self._streams[path].feed(data, self._clock.now())
 
-    def _judged(self, path: str, kind: StreamKind, matches: list[Match], at: float, place: int | None) -> None:  # noqa: ARG002 - the parser's form
-        for match in matches:
+    def _judged(self, path: str, kind: StreamKind, attempt: LogRuleWatch | None, came: Outcome) -> None:
+        at = came.at
+        self.rules.take(path, attempt, came.hits, self._rules_now())
+        for match in came.matches:
             if match.rule.role in IGNORED or not (count := self._rates.admit(match.rule, match.rank, at)):
                 continue
             finding = to_finding(

@@ -22,7 +22,7 @@ from holdfast.adapters.kernel_journal import JOURNAL, KernelJournal
 from holdfast.adapters.kernel_record import Record
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
-from holdfast.agent.parser import ParsedStream, ParserProcess
+from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
 from holdfast.agent.syslog_lines import KernelLines
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
@@ -179,13 +179,13 @@ class KernelLog:
             self._on_gpu_reset()
         self._stream.feed(data, at, place)
 
-    def _judged(self, consumed: int, matches: list[Match], at: float, place: int | None) -> None:
-        for match in matches:
-            if match.rule.role not in IGNORED and (count := self._rates.admit(match.rule, match.rank, at)):
+    def _judged(self, consumed: int, came: Outcome) -> None:
+        for match in came.matches:
+            if match.rule.role not in IGNORED and (count := self._rates.admit(match.rule, match.rank, came.at)):
                 self.findings += 1
-                where = place if place is not None else match.offset + consumed
-                self._on_finding(counted(self._finding(match, where, at), count))
-        self._mark.sequence = self._mark.sequence if place is None else place
+                where = came.place if came.place is not None else match.offset + consumed
+                self._on_finding(counted(self._finding(match, where, came.at), count))
+        self._mark.sequence = self._mark.sequence if came.place is None else came.place
         self._remember()
 
     def _finding(self, match: Match, where: int, at: float) -> Finding:

@@ -10,10 +10,11 @@ port; a parser that does not answer within `ANSWER_S` is killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from msgspec import Struct
 
 from holdfast.agent.parsing import Answer, Ask, Hello, Judged, Opening, Part, codec, match_of
 from holdfast.detect.catalogue import Catalogue, StreamKind
+from holdfast.detect.hyperpod_rules import LogRule, RuleHit
 from holdfast.detect.matcher import LINE_MAX, Match, StreamSource
 from holdfast.errors import WireError
 from holdfast.os.confined import NOBODY
 from holdfast.os.frames import Frames
-from holdfast.os.programs import APART, Command, Program
+from holdfast.os.programs import APART, KILL_GRACE_S, Command, Program
 from holdfast.ports import Clock
 
 MEMORY_MIB = 128
@@ -52,8 +54,21 @@ _NVIDIA = ("nvidia.xid.", "nvidia.sxid.")
 """Rules that NVIDIA's codes make, known to the catalogue or not."""
 
 _log = structlog.get_logger("holdfast.agent")
-OnJudged = Callable[[list[Match], float, int | None], None]
-"""Takes the matches of what was fed, with the time and the place that were fed with it."""
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What came of the bytes of one `feed`."""
+
+    matches: Sequence[Match] = ()
+    hits: Sequence[RuleHit] = ()
+    """Of the stream's log rules."""
+    at: float
+    """As it was fed."""
+    place: int | None = None
+    """As it was fed."""
+
+
+OnJudged = Callable[[Outcome], None]
 
 
 class _Fed(Struct):
@@ -73,10 +88,19 @@ class ParsedStream:
         offset: bytes fed so far.
     """
 
-    def __init__(self, parser: ParserProcess, number: int, source: StreamSource, name: str, judged: OnJudged) -> None:
+    def __init__(
+        self,
+        parser: ParserProcess,
+        number: int,
+        source: StreamSource,
+        name: str,
+        judged: OnJudged,
+        rules: tuple[LogRule, ...],
+    ) -> None:
         self._parser = parser
         self.number = number
         self.source = source
+        self.rules = rules
         self.name = name
         self.on_judged = judged
         self.offset = 0
@@ -93,6 +117,11 @@ class ParsedStream:
     def is_full(self) -> bool:
         """Its reader should wait."""
         return sum(len(fed.data) for fed in self.queue) > FULL
+
+    @property
+    def is_behind(self) -> bool:
+        """There are lines that nobody has judged, so that what did not come may have come."""
+        return bool(self.queue) or self._parser.is_deaf(self)
 
     def feed(self, data: bytes, at: float, place: int | None = None) -> None:
         """Have the next bytes judged; `on_judged` gets what comes of them, soon.
@@ -189,21 +218,24 @@ class ParserProcess:
 
     # --- streams ---
 
-    def stream(self, source: StreamSource, name: str, judged: OnJudged) -> ParsedStream:
+    def stream(
+        self, source: StreamSource, name: str, judged: OnJudged, rules: tuple[LogRule, ...] = ()
+    ) -> ParsedStream:
         """A new stream.
 
         Args:
             source: where its lines come from.
             name: of its file, for people.
             judged: called with what comes of each feed, in order.
+            rules: whose patterns are looked for in its lines.
         """
         self._made += 1
-        made = self._streams[self._made] = ParsedStream(self, self._made, source, name, judged)
+        made = self._streams[self._made] = ParsedStream(self, self._made, source, name, judged, rules)
         return made
 
     def take(self, stream: ParsedStream, fed: _Fed) -> None:
         """Called by a stream: keep what it was fed, and have it judged."""
-        if stream.trouble.deaf_until > self._clock.monotonic():
+        if self.is_deaf(stream):
             self.skipped += len(fed.data)
         elif self._held + len(fed.data) > HELD_MAX:
             self.skipped += len(fed.data)
@@ -212,6 +244,10 @@ class ParserProcess:
             stream.queue.append(fed)
             self._held += len(fed.data)
             self._wake.set()
+
+    def is_deaf(self, stream: ParsedStream) -> bool:
+        """Parsers have died of too many of its lines: none is judged for a while."""
+        return stream.trouble.deaf_until > self._clock.monotonic()
 
     def forget(self, stream: ParsedStream) -> None:
         """Called by a stream that has ended."""
@@ -244,10 +280,7 @@ class ParserProcess:
         finally:
             ended.cancel()
             await program.end()
-            if program.process.stderr is not None:
-                words = (await program.process.stderr.read(4096)).decode(errors="replace").strip()
-                if words:
-                    _log.warning("the parser's last words", said=ascii(words[-WORDS_MAX:]))
+            await _log_last_words(program)
 
     async def _ask_on(self, program: Program, ended: asyncio.Future[int]) -> None:
         """Ask whenever there is something to ask. Raises what ends this parser."""
@@ -314,7 +347,7 @@ class ParserProcess:
             self._done(stream)
             stream.place.pass_over(fed)
             self.skipped += len(fed.data)
-            stream.on_judged([], fed.at, fed.place)
+            stream.on_judged(Outcome(at=fed.at, place=fed.place))
         left = 0 if is_deaf else trouble.careful - len(lost[0].data)
         until = self._clock.monotonic() + DEAF_S if is_deaf else 0.0
         stream.trouble = _Trouble(max(0, left), 0, 0 if is_deaf else trouble.skips + 1, until)
@@ -354,6 +387,7 @@ class ParserProcess:
             again = place.again if place.offset == fed.offset else b""
             opening = Opening(
                 source=stream.source,
+                rules=stream.rules,
                 offset=fed.offset - len(again),
                 line_no=place.line_no - again.count(b"\n"),
                 again=again,
@@ -370,14 +404,17 @@ class ParserProcess:
         """
         if len(answer.parts) != len(self._asked):
             raise WireError("its answer is not to what it was asked")
-        found = [self._matches(fed, judged) for (_, fed), judged in zip(self._asked, answer.parts, strict=True)]
-        asked, self._asked = self._asked, []
-        for (stream, fed), judged, matches in zip(asked, answer.parts, found, strict=True):
+        asked = list(zip(self._asked, answer.parts, strict=True))
+        found = [self._matches(fed, judged) for (_, fed), judged in asked]
+        if any(hit.rule >= len(stream.rules) or hit.rule < 0 for (stream, _), judged in asked for hit in judged.hits):
+            raise WireError("it tells of a log rule that it was not given")
+        self._asked = []
+        for ((stream, fed), judged), matches in zip(asked, found, strict=True):
             self._done(stream)
             stream.place.advance(fed, judged)
             stream.trouble.careful = max(0, stream.trouble.careful - len(fed.data))
             stream.trouble.deaths = 0
-            stream.on_judged(matches, fed.at, fed.place)
+            stream.on_judged(Outcome(matches=matches, hits=judged.hits, at=fed.at, place=fed.place))
 
     def _matches(self, fed: _Fed, judged: Judged) -> list[Match]:
         found = []
@@ -389,6 +426,16 @@ class ParserProcess:
                 raise WireError("it tells of a line that it was not given")
             found.append(match_of(told, known or self.catalogue.get(told.rule)))
         return found
+
+
+async def _log_last_words(program: Program) -> None:
+    """Why it ended, as it says itself: in ASCII, since others may have written it."""
+    if program.process.stderr is None:
+        return
+    with contextlib.suppress(TimeoutError):  # one that hangs in the kernel holds its end of the pipe
+        async with asyncio.timeout(KILL_GRACE_S):
+            if words := (await program.process.stderr.read(4096)).decode(errors="replace").strip():
+                _log.warning("the parser's last words", said=ascii(words[-WORDS_MAX:]))
 
 
 def _first_line(queue: deque[_Fed]) -> _Fed:

@@ -18,6 +18,8 @@ from msgspec import Meta, Struct
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.detect.catalogue import Rule
+from holdfast.detect.hyperpod_rules import LINE_MAX as LINE_CHARS
+from holdfast.detect.hyperpod_rules import LogRule, RuleFinder, RuleHit
 from holdfast.detect.matcher import LINE_MAX, TEXT_MAX, LineStream, Match, Matcher, StreamSource
 from holdfast.errors import HoldfastError
 from holdfast.model.evidence import Domain, Remedy, Role, Severity
@@ -29,6 +31,8 @@ CAPTURE_MAX = 4096
 TELLS_MAX = 10_000
 """Matches in one answer; what goes beyond is left out, as a flood is."""
 NUMBERS_MAX = 65_536
+RULE_LINE_MAX = 1 << 16
+"""Bytes of an unfinished line that are kept for log rules."""
 _Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 
@@ -37,6 +41,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """A stream that this parser does not have yet."""
 
     source: StreamSource
+    rules: tuple[LogRule, ...] = ()
+    """Whose patterns are looked for in each line."""
     offset: int
     """Bytes of the stream before `again`."""
     line_no: int
@@ -86,6 +92,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     """What came of a `Part`."""
 
     told: Annotated[tuple[Told, ...], Meta(max_length=TELLS_MAX)]
+    hits: Annotated[tuple[RuleHit, ...], Meta(max_length=TELLS_MAX)] = ()
+    """Of `Opening.rules`."""
     pending: _Number
     """Bytes at the end that are no whole line yet."""
     again: _Number
@@ -95,7 +103,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 class Answer(Struct, frozen=True, kw_only=True):
     """What came of an `Ask`, part by part."""
 
-    parts: Annotated[tuple[Judged, ...], Meta(max_length=FRAME_MAX)]
+    parts: tuple[Judged, ...]
 
 
 class Hello(Struct, frozen=True, kw_only=True):
@@ -145,6 +153,26 @@ def match_of(told: Told, rule: Rule) -> Match:
     )  # fmt: skip
 
 
+class _RuleLines:
+    """Cuts bytes into lines and looks for the patterns of log rules in each."""
+
+    def __init__(self, rules: Sequence[LogRule]) -> None:
+        self._finders = [RuleFinder(rule, number) for number, rule in enumerate(rules)]
+        self._carry = b""
+
+    @property
+    def pending(self) -> int:
+        return len(self._carry)
+
+    def feed(self, data: bytes) -> list[RuleHit]:
+        if not self._finders:
+            return []
+        *lines, carry = (self._carry + data).split(b"\n")
+        self._carry = carry[-RULE_LINE_MAX:]
+        texts = [line[:LINE_CHARS].decode(errors="replace").rstrip("\r") for line in lines]
+        return [hit for text in texts for finder in self._finders if (hit := finder.read(text)) is not None]
+
+
 class Judge:
     """Judges parts. A stream lives from its `Opening` on until it is forgotten.
 
@@ -155,24 +183,30 @@ class Judge:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._streams: dict[int, LineStream] = {}
+        self._finders: dict[int, _RuleLines] = {}
 
     def answer(self, ask: Ask) -> Answer:
         """Judge all parts."""
         for number in ask.forget:
             self._streams.pop(number, None)
+            self._finders.pop(number, None)
         return Answer(parts=tuple(map(self._judge, ask.parts)))
 
     def _judge(self, part: Part) -> Judged:
         if (opening := part.opening) is not None:
             stream = self._streams[part.stream] = self._matcher.stream(opening.source)
             stream.offset, stream.line_no = opening.offset, opening.line_no
-            stream.feed(opening.again, part.at)  # told by the parser before
-        stream = self._streams[part.stream]
+            rules = self._finders[part.stream] = _RuleLines(opening.rules)
+            for reader in (lambda data: stream.feed(data, part.at), rules.feed):
+                reader(opening.again)  # told by the parser before
+        stream, rules = self._streams[part.stream], self._finders[part.stream]
+        hits = rules.feed(part.data)
         found = stream.feed(part.data, part.at)
         began = [match.offset for records in stream.records.values() for _, _, match in records]
-        again = stream.offset - min([stream.offset - stream.pending, *began])
+        again = max(stream.offset - min([stream.offset - stream.pending, *began]), rules.pending)
         return Judged(
             told=tuple(map(told_of, found[:TELLS_MAX])),
+            hits=tuple(hits[:TELLS_MAX]),
             pending=stream.pending,
             again=again if again <= LINE_MAX else stream.pending,
         )

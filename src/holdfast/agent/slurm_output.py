@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
-from holdfast.agent.parser import ParsedStream, ParserProcess
+from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
 from holdfast.agent.told import seen
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
@@ -230,12 +230,12 @@ class SlurmOutput:
             return
         followed.stream.feed(data, self._clock.now())
 
-    def _judged(self, attempt: _Attempt, path: str, matches: list[Match], at: float, place: int | None) -> None:  # noqa: ARG002 - the parser's form
-        for match in matches:
+    def _judged(self, attempt: _Attempt, path: str, came: Outcome) -> None:
+        for match in came.matches:
             if match.rule.role in _FAULTS:
-                self._fault(attempt, path, match, at)
+                self._fault(attempt, path, match, came.at)
             elif match.rule.role in {Role.PROGRESS, Role.CHECKPOINT}:
-                self._progress(attempt, match, at)
+                self._progress(attempt, match, came.at)
 
     def _fault(self, attempt: _Attempt, path: str, match: Match, now: float) -> None:
         count = self._rates.admit(match.rule, match.rank, now)

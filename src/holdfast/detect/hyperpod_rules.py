@@ -13,9 +13,9 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from holdfast.detect.patterns import catastrophe
 from holdfast.errors import ConfigError
@@ -45,6 +45,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 LINE_MAX = 4096
 """Of a line so much is judged."""
+METRIC_MAX = 64
 _KEYS: dict[str, Any] = {
     "name": str,
     "logPattern": str,
@@ -161,40 +162,82 @@ class RuleChange(Struct, frozen=True):
     """The line that changed it, empty when time did."""
 
 
+class RuleHit(Struct, frozen=True, kw_only=True):
+    """A line in which one of a rule's patterns was found."""
+
+    rule: int
+    """Its place among the rules."""
+    matched: bool = False
+    stopped: bool = False
+    """Its stop pattern was."""
+    metric: Annotated[str, Meta(max_length=METRIC_MAX)] = ""
+    """What the pattern captures, where the rule has a threshold."""
+    text: Annotated[str, Meta(max_length=LINE_MAX)] = ""
+    """The line."""
+
+
+class RuleFinder:
+    """The patterns of one rule.
+
+    Args:
+        rule: from `log_rules`.
+        number: its place among the rules.
+    """
+
+    def __init__(self, rule: LogRule, number: int) -> None:
+        self._number = number
+        self._has_metric = rule.threshold is not None
+        # A metric is what the pattern captures when it is matched as it stands: greedily, the last one in the line.
+        self._match = re.compile(rule.pattern).match if self._has_metric else _finder(rule.pattern)
+        self._stop = _finder(rule.stop) if rule.stop else None
+
+    def read(self, text: str) -> RuleHit | None:
+        """What is found in this line, of which `LINE_MAX` characters count; None: nothing."""
+        text = text[:LINE_MAX]
+        found = self._match(text)
+        stopped = self._stop is not None and self._stop(text) is not None
+        if found is None and not stopped:
+            return None
+        metric = (found[1] or "")[:METRIC_MAX] if found is not None and self._has_metric else ""
+        return RuleHit(rule=self._number, matched=found is not None, stopped=stopped, metric=metric, text=text)
+
+
 class _Watch:
     """One rule at work."""
 
-    def __init__(self, rule: LogRule, at: float) -> None:
+    def __init__(self, rule: LogRule, number: int, at: float) -> None:
         self.rule = rule
-        # A metric is what the pattern captures when it is matched as it stands: greedily, the last one in the line.
-        self.match = re.compile(rule.pattern).match if rule.threshold is not None else _finder(rule.pattern)
-        self.stop = _finder(rule.stop) if rule.stop else None
+        self.finder = RuleFinder(rule, number)
         self.state = RuleState.WAITING
         self.began = at
         self.matched_at: float | None = None
         self.bad = 0
         self.active = True
 
-    def line(self, text: str, at: float) -> tuple[RuleState, str]:
-        if not self.active or self.state is RuleState.FAULTED:
+    @property
+    def is_over(self) -> bool:
+        """No line changes it any more."""
+        return not self.active or self.state is RuleState.FAULTED
+
+    def take(self, hit: RuleHit, at: float) -> tuple[RuleState, str]:
+        if self.is_over:
             return self.state, ""
-        found = self.match(text)
-        if found is not None:
+        if hit.matched:
             self.matched_at = at
             if self.rule.fault_on_match:
-                return RuleState.FAULTED, f"matched: {text[:200]}"
-        if self.stop is not None and self.stop(text):
+                return RuleState.FAULTED, f"matched: {hit.text[:200]}"
+        if hit.stopped:
             self.active = False
             return RuleState.HEALTHY, "its stop pattern matched"
-        return self._judge(found) if found is not None else (self.state, "")
+        return self._judge(hit.metric)
 
-    def _judge(self, found: re.Match[str]) -> tuple[RuleState, str]:
+    def _judge(self, found: str) -> tuple[RuleState, str]:
         rule = self.rule
         if rule.threshold is None:
             return RuleState.HEALTHY, "matched"
         try:
-            metric = float(found[1])
-        except (TypeError, ValueError):
+            metric = float(found)
+        except ValueError:
             return self.state, ""
         self.bad = self.bad + 1 if _OPERATORS[rule.compare](metric, rule.threshold) else 0
         if self.bad >= rule.data_points:
@@ -205,7 +248,7 @@ class _Watch:
 
     def tick(self, at: float) -> tuple[RuleState, str]:
         rule = self.rule
-        if not self.active or self.state is RuleState.FAULTED:
+        if self.is_over:
             return self.state, ""
         if self.matched_at is None:
             if rule.start_limit_s is not None and at - self.began > rule.start_limit_s:
@@ -224,7 +267,7 @@ class LogRuleMonitor:
     """
 
     def __init__(self, rules: Sequence[LogRule], at: float) -> None:
-        self._watches = [_Watch(rule, at) for rule in rules]
+        self._watches = [_Watch(rule, number, at) for number, rule in enumerate(rules)]
 
     @property
     def states(self) -> dict[str, RuleState]:
@@ -233,8 +276,13 @@ class LogRuleMonitor:
 
     def line(self, text: str, at: float) -> list[RuleChange]:
         """Take one line of any rank's output."""
-        text = text[:LINE_MAX]
-        return [change for watch in self._watches if (change := _changed(watch, *watch.line(text, at), at, text))]
+        hits = [hit for watch in self._watches if not watch.is_over and (hit := watch.finder.read(text)) is not None]
+        return self.take(hits, at)
+
+    def take(self, hits: Sequence[RuleHit], at: float) -> list[RuleChange]:
+        """Take what the finders of these rules have found."""
+        watches = self._watches
+        return [c for hit in hits if (c := _changed(watches[hit.rule], *watches[hit.rule].take(hit, at), at, hit.text))]
 
     def tick(self, at: float) -> list[RuleChange]:
         """Time has passed."""

@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 
 from holdfast.detect.catalogue import Catalogue
 from holdfast.detect.findings import synthetic_finding
-from holdfast.detect.hyperpod_rules import LINE_MAX, LogRule, LogRuleMonitor, RuleChange, RuleState, finding_rule
+from holdfast.detect.hyperpod_rules import (
+    LINE_MAX,
+    LogRule,
+    LogRuleMonitor,
+    RuleChange,
+    RuleHit,
+    RuleState,
+    finding_rule,
+)
 from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import EvidenceKind, Finding, Place
 
@@ -66,6 +74,10 @@ class LogRuleWatch:
         for line in lines:
             changes += self._monitor.line(line[:LINE_MAX].decode(errors="replace").rstrip("\r"), at)
         return self._findings(changes)
+
+    def hits(self, hits: Sequence[RuleHit], at: float) -> list[Finding]:
+        """What finders of the same rules have found in lines of the watched output."""
+        return self._findings(self._monitor.take(hits, at))
 
     def tick(self, at: float) -> list[Finding]:
         """Asked often; looks once a second."""

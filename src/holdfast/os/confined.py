@@ -62,6 +62,9 @@ def confine(user: str, memory_bytes: int) -> Confined:
     Args:
         user: whom root becomes, by name or number; others stay who they are.
         memory_bytes: of address space.
+
+    Raises:
+        KeyError: there is no such user.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     machine = _MACHINES.get(platform.machine())
@@ -81,13 +84,19 @@ def confine(user: str, memory_bytes: int) -> Confined:
 
 
 def become(user: str) -> None:
-    """Be this user alone, without any group besides, where this process is root and may."""
+    """Be this user alone, without any group besides, where this process is root and may.
+
+    Raises:
+        KeyError: there is no user of this name. (`nobody` needs no entry.)
+    """
     if os.geteuid() != 0:
         return
     try:
         found = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
         uid, gid = found.pw_uid, found.pw_gid
     except KeyError:
+        if not user.isdecimal() and user != NOBODY:
+            raise
         uid = gid = int(user) if user.isdecimal() else _NOBODY_ID
     with contextlib.suppress(PermissionError):  # root of a container without CAP_SETUID: the rest still goes
         os.setgroups([])
