@@ -135,6 +135,7 @@ def run(seeds: Iterable[int]) -> tuple[list[Verdict], Counter[Row]]:
 # --- what is never reached --------------------------------------------------------------------------------------------
 
 _NEVER: tuple[tuple[str, str, str], ...] = (
+    ("event", "operator_command: withdraw", "two people decide in seeds from 2,000,000,000 on alone"),
     (
         "order",
         "capture_stacks escalate notify retire_node: proposed observed expired rejected",
