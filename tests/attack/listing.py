@@ -55,7 +55,11 @@ def attempts() -> list[Listed]:
         mark = item.get_closest_marker("attempt")
         if mark is None:
             continue
-        name = FORMS.sub("", "::".join([item.path.name, *item.nodeid.split("::")[1:]])).replace("[]", "").replace("-]", "]")
+        name = (
+            FORMS.sub("", "::".join([item.path.name, *item.nodeid.split("::")[1:]]))
+            .replace("[]", "")
+            .replace("-]", "]")
+        )
         form = FORMS.search(item.nodeid)
         fixtures = getattr(item, "fixturenames", ())
         forms = {form[1]} if form and "attempt" in fixtures else {"shipped", "check removed"} & set(_forms(fixtures))
