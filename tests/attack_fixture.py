@@ -37,9 +37,7 @@ class Attempt:
         """The check that stands in the way, and what is there in its place once it is removed."""
         self.says_check = True
         assert hasattr(place, name), f"there is no {name} any more: what checks this now?"
-        assert not self._listed or name in self._listed, (
-            f"the list of attempts says {self._listed!r} is removed, the test removes {name}"
-        )
+        assert name in self._listed, f"the list of attempts says {self._listed!r} is removed, the test removes {name}"
         if self.is_open:
             self._monkeypatch.setattr(place, name, instead)
 
@@ -73,7 +71,8 @@ def only_root(why: str) -> None:
 def listed_check(request: pytest.FixtureRequest) -> str:
     """The check that the list of attempts names for this test."""
     mark = request.node.get_closest_marker("attempt")
-    return str(mark.kwargs["removed"]) if mark is not None else ""
+    assert mark is not None, "put the test on the list: @pytest.mark.attempt(actor=..., asset=..., removed=...)"
+    return str(mark.kwargs["removed"])
 
 
 @pytest.fixture(params=[False, True], ids=["shipped", "check removed"])
@@ -99,9 +98,7 @@ class Removing:
     def __call__(self, place: object, name: str, instead: object) -> None:
         """From here on `instead` is there."""
         assert hasattr(place, name), f"there is no {name} any more: what checks this now?"
-        assert not self._listed or name in self._listed, (
-            f"the list of attempts says {self._listed!r} is removed, the test removes {name}"
-        )
+        assert name in self._listed, f"the list of attempts says {self._listed!r} is removed, the test removes {name}"
         self.is_done = True
         self._monkeypatch.setattr(place, name, instead)
 

@@ -16,6 +16,7 @@ import pytest
 from tests.api.engine_house import EngineHouse, bad_gpu, engine_served, run
 from tests.api.test_authority import ANY, THEIRS, Bound, records, training
 
+from attack_fixture import Removing
 from holdfast.api import authority
 from holdfast.api.authority import MAY, Kind
 from holdfast.client import AsyncClient
@@ -98,9 +99,15 @@ class BoundDrill(Bound):
         return "drill:d" if token == "of-drill" else await super().source_of(token)
 
 
+@pytest.mark.attempt(
+    actor="An agent that was taken over",
+    asset="other nodes",
+    removed="api.authority.MAY",
+    each=("own", "other", "invented"),
+)
 @pytest.mark.parametrize("who", PRINCIPALS)
 def test_each_kind_of_event_is_taken_of_what_is_the_reporters_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: Removing, who: str
 ) -> None:
     """The whole product: all kinds of events, of the reporter's own node and job, of others', and of invented ones."""
     monkeypatch.setattr(authority, "CATCH_UP_S", 0.0)
@@ -131,7 +138,7 @@ def test_each_kind_of_event_is_taken_of_what_is_the_reporters_alone(
             assert taken["invented"] == set()
             believed: set[str] = set()
             for kind in e.AnyEvent.__args__:
-                monkeypatch.setitem(MAY, kind, {Kind(who): ()})
+                removing.item(MAY, kind, {Kind(who): ()})
                 event = said(kind, "n3", THEIRS, "no-such-order")
                 believed |= (
                     {kind.__struct_config__.tag} if not (await reporter.ingest(source, [event])).refused else set()
@@ -146,8 +153,11 @@ UNREADABLE: set[str] = set()
 NAMES = ("N1", "n1.", "n1/../n3", "n1\x00", "n1 ", " n1", "\uff4e1", "n1\n", "../n1", "n1%2e", "n1.cluster", "nód")
 
 
+@pytest.mark.attempt(actor="An agent that was taken over", asset="other nodes", removed="api.authority.MAY")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_is_nearly_the_own_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_name_that_is_nearly_the_own_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: Removing, name: str
+) -> None:
     """Another case, a dot, a path, a control or wide character: refused as a source, a node and a job, if not checked
     it would make a node that the scheduler does not have."""
     monkeypatch.setattr(authority, "CATCH_UP_S", 0.0)
@@ -163,7 +173,7 @@ def test_a_name_that_is_nearly_the_own_is_not(tmp_path: Path, monkeypatch: pytes
             with pytest.raises((RefusedError, LinkError)):
                 await reporter.ingest(f"agent:{name}", [lie])
             assert await records(house) == before
-            monkeypatch.setitem(MAY, e.FindingSeen, {Kind.AGENT: ()})
+            removing.item(MAY, e.FindingSeen, {Kind.AGENT: ()})
             assert (await reporter.ingest("agent:n1", [lie])).stored == 1
             assert any(node.name == name for node in await house.controller.journal.nodes()) or await seen(house, name)
 
@@ -214,9 +224,14 @@ ABSURD = {
 }
 
 
+@pytest.mark.attempt(
+    actor="An agent that was taken over",
+    asset="numbers, texts",
+    removed="api.authority.check_bounds, api.authority.Reporter._check_time, api.authority.MAY",
+)
 @pytest.mark.parametrize("name", ABSURD)
 def test_an_absurd_field_is_refused_and_poisons_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: Removing, name: str
 ) -> None:
     """The job's own launcher says it: with bounds the job's record stays as it is, without them it is stored."""
     monkeypatch.setattr(authority, "CATCH_UP_S", 0.0)
@@ -230,9 +245,9 @@ def test_an_absurd_field_is_refused_and_poisons_nothing(
             except LinkError:
                 assert name == "a time in two hours"  # its clock is not known: it is told to beat first
             assert await records(house) == before
-            monkeypatch.setattr(authority, "check_bounds", lambda _value: None)
-            monkeypatch.setattr(authority.Reporter, "_check_time", lambda _self, _event: None)
-            monkeypatch.setitem(MAY, e.CheckpointSaved, {Kind.LAUNCHER: ()})
+            removing(authority, "check_bounds", lambda _value: None)
+            removing(authority.Reporter, "_check_time", lambda _self, _event: None)
+            removing.item(MAY, e.CheckpointSaved, {Kind.LAUNCHER: ()})
             old = name == "a time before 1970"  # what is older than the journal's memory is dropped all the same
             assert (await launcher.ingest("launcher:7", [ABSURD[name]()])).stored == (0 if old else 1)
 

@@ -45,6 +45,11 @@ def evil_cache(folder: Path, catalogue: Catalogue) -> Path:
     return file
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="processes",
+    removed="adapters.catalogue_files.is_ours",
+)
 @pytest.mark.parametrize("how", ["owner", "group", "world"])
 def test_a_cache_of_another_is_not_loaded(
     attempt: Attempt, stranger: Stranger, catalogue: Catalogue, loaded: list[bytes], tmp_path: Path, how: str
@@ -60,6 +65,11 @@ def test_a_cache_of_another_is_not_loaded(
     attempt.judge(succeeded=loaded == [EVIL])
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="processes",
+    removed="adapters.catalogue_files.open_regular",
+)
 @pytest.mark.parametrize("how", ["link", "pipe"])
 def test_what_is_no_file_is_no_cache(
     attempt: Attempt, stranger: Stranger, catalogue: Catalogue, loaded: list[bytes], tmp_path: Path, how: str
@@ -83,6 +93,11 @@ def test_what_is_no_file_is_no_cache(
     attempt.judge(succeeded=loaded == [EVIL])
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="processes",
+    removed="adapters.catalogue_files.is_own_folder",
+)
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_no_cache_is_written_into_a_folder_of_another(
     attempt: Attempt, stranger: Stranger, catalogue: Catalogue, loaded: list[bytes], tmp_path: Path, how: str
@@ -127,6 +142,11 @@ def test_without_a_home_the_cache_is_this_users_own(monkeypatch: pytest.MonkeyPa
     assert default_cache_folder().name == f"holdfast-{os.getuid()}"
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="processes",
+    removed="adapters.emulated.devices.foreign",
+)
 def test_an_emulated_library_of_another_is_not_loaded(
     attempt: Attempt, stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

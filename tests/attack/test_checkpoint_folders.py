@@ -48,6 +48,11 @@ def test_a_look_through_ends(tmp_path: Path, name: str, kind: str) -> None:
     assert os.waitpid(looker, 0)[1] == 0
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="checkpoint.files.is_ordinary",
+)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_only_ordinary_files_are_opened(attempt: Attempt, tmp_path: Path, kind: str) -> None:
     """The one way in which files of a checkpoint are opened."""

@@ -48,6 +48,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="adapters.log_files.is_endless",
+)
 @pytest.mark.parametrize("name", ["/dev/zero", "link", "link of a link"])
 def test_a_device_is_not_even_opened(
     attempt: Attempt, matcher: Matcher, watched: list[str], tmp_path: Path, name: str
@@ -67,6 +72,11 @@ def test_a_device_is_not_even_opened(
         attempt.judge(succeeded=bool(watched))
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="adapters.log_files.is_endless",
+)
 def test_a_file_that_becomes_a_device_is_left(attempt: Attempt, tmp_path: Path) -> None:
     """Its name is exchanged between the look and the opening."""
     attempt.without(log_files, "is_endless", lambda _found: False)
@@ -79,6 +89,11 @@ def test_a_file_that_becomes_a_device_is_left(attempt: Attempt, tmp_path: Path) 
         attempt.judge(succeeded=len(first) == log_files.CHUNK)
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="os.files.open_regular",
+)
 def test_a_pipe_beside_a_log_is_not_read(attempt: Attempt, tmp_path: Path) -> None:
     """`novelty-NODE.json` is looked for beside every log: a pipe of this name would hold its reader for ever."""
     attempt.without(files, "open_regular", lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK))
@@ -93,6 +108,11 @@ def test_a_pipe_beside_a_log_is_not_read(attempt: Attempt, tmp_path: Path) -> No
     attempt.judge(succeeded=len(known) > 0)
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="adapters.log_files._may_be_log",
+)
 @pytest.mark.parametrize("kind", ["device", "pipe"])
 def test_a_folder_of_logs_holds_no_device(attempt: Attempt, tmp_path: Path, kind: str) -> None:
     """What somebody has put among the logs of a folder is passed over."""
@@ -106,6 +126,11 @@ def test_a_folder_of_logs_holds_no_device(attempt: Attempt, tmp_path: Path, kind
     attempt.judge(succeeded=str(planted) in log_files.find_logs([tmp_path]))
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="adapters.log_files.ERROR_FILE_MAX",
+)
 def test_a_large_file_is_not_held_in_memory(attempt: Attempt, tmp_path: Path) -> None:
     """A file that is named like torchrun's error files is read as a whole only while it is as small as they are."""
     attempt.without(log_files, "ERROR_FILE_MAX", 1 << 30)
@@ -114,6 +139,11 @@ def test_a_large_file_is_not_held_in_memory(attempt: Attempt, tmp_path: Path) ->
     attempt.judge(succeeded=log_files.elastic_error(str(large)) is not None)
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="adapters.log_rule_files.FILE_MAX",
+)
 @pytest.mark.parametrize("place", ["/dev/zero", "large"])
 def test_log_rules_without_end(attempt: Attempt, tmp_path: Path, place: str) -> None:
     """`--log-rules` is often a manifest of the job's user."""
@@ -129,6 +159,11 @@ def test_log_rules_without_end(attempt: Attempt, tmp_path: Path, place: str) -> 
         attempt.judge(succeeded="is larger than 1048576" not in str(error))
 
 
+@pytest.mark.attempt(
+    actor="A user whose logs and checkpoints an operator looks through",
+    asset="the operator's machine",
+    removed="os.files.open_regular",
+)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "larger"])
 def test_a_bounded_read_reads_what_is_bounded(attempt: Attempt, tmp_path: Path, kind: str) -> None:
     """The one way in which small files of others are read."""

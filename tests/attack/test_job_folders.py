@@ -106,6 +106,9 @@ def follow(matcher: Matcher, path: Path, swap=lambda: None) -> list[object]:
     return events
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="files that root reads", removed="agent.slurm_output.is_of"
+)
 @needs_root
 @pytest.mark.parametrize("how", ["link", "folder", "hard link"])
 def test_a_jobs_log_leads_to_no_file_of_another(
@@ -116,6 +119,9 @@ def test_a_jobs_log_leads_to_no_file_of_another(
     attempt.judge(succeeded=told(follow(matcher, plant(theirs, secret, how))))
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="files that root reads", removed="agent.slurm_output.is_of"
+)
 @needs_root
 @pytest.mark.parametrize("how", ["link", "hard link"])
 def test_a_jobs_log_is_not_exchanged_later(
@@ -147,6 +153,9 @@ def test_a_jobs_own_log_is_read(matcher: Matcher, theirs: Path) -> None:
     assert told(follow(matcher, link))
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the node", removed="agent.slurm_output.open_regular"
+)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_a_log_that_is_no_file_is_not_opened(attempt: Attempt, matcher: Matcher, tmp_path: Path, kind: str) -> None:
     """To open a watchdog's device is to start it: a minute later the node is down. A pipe never ends."""
@@ -171,6 +180,11 @@ def test_a_log_that_is_no_file_is_not_opened(attempt: Attempt, matcher: Matcher,
 # --- names that a container sees ---
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node",
+    asset="files that root reads",
+    removed="adapters.slurm.open_files.seen_here",
+)
 def test_a_containers_name_is_not_this_machines(attempt: Attempt, tmp_path: Path) -> None:
     """`/out.log` in a job's container, or in its private /tmp, is another file here: that of somebody else."""
     attempt.without(open_files, "seen_here", lambda path, _root, _identity: path)
@@ -217,6 +231,9 @@ def watch(matcher: Matcher, pattern: str, write=lambda: None) -> list[object]:
     return found
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="files that root reads", removed="agent.job_logs.open_log"
+)
 @needs_root
 @pytest.mark.parametrize("how", ["link", "folder", "hard link"])
 def test_a_watched_pattern_leads_to_no_file_of_another(
@@ -242,6 +259,11 @@ def test_links_of_root_and_users_own_files_are_read(
     assert told(watch(matcher, f"{tmp_path}/containers/*.log"))
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node",
+    asset="files that root reads",
+    removed="adapters.tail.Tailer._open_file",
+)
 def test_a_rotated_file_is_opened_by_the_same_rule(attempt: Attempt, tmp_path: Path) -> None:
     """A restarted reader looks for what it had read, beside the file: that name may have been planted, too."""
     refused: list[str] = []
@@ -284,6 +306,11 @@ true
 """
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node",
+    asset="files that root reads",
+    removed="adapters.slurm.open_files.seen_here",
+)
 @needs_root
 @pytest.mark.skipif(not all(map(shutil.which, ("unshare", "setpriv", "bash"))), reason="needs util-linux and bash")
 def test_a_real_job_in_a_mount_namespace_of_its_own(attempt: Attempt, tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ PRINTED = {
 DRESSED = ["{}", "x: {}", "[   12.000000] {}", "Nov 27 10:00:00 node07 kernel: {}", "[rank0]: {}", "4,1,1,-;{}"]
 
 
+@pytest.mark.attempt(
+    actor="A user without any right, by way of the kernel's log", asset="the node", removed="detect.matcher.own_part"
+)
 @pytest.mark.parametrize("dressed", DRESSED)
 @pytest.mark.parametrize("way", PRINTED)
 def test_what_the_kernel_quotes_is_not_its_word(
@@ -107,6 +110,11 @@ def test_every_rule_of_hardware_is_still_found(matcher: Matcher) -> None:
 # --- what programs write there ---
 
 
+@pytest.mark.attempt(
+    actor="A user without any right, by way of the kernel's log",
+    asset="the node",
+    removed="agent.kernel_log.is_kernels",
+)
 def test_a_program_does_not_speak_as_the_kernel(attempt: Attempt, matcher: Matcher, tmp_path: Path) -> None:
     """A service that repeats what its users say into /dev/kmsg has the facility of a program, which the kernel sees to."""
     attempt.without(kernel_log, "is_kernels", lambda _record, _identity: True)
@@ -126,6 +134,11 @@ def test_a_node_that_is_open_to_drills_hears_root(matcher: Matcher, tmp_path: Pa
     assert kernel_log.is_kernels(record, drilled)
 
 
+@pytest.mark.attempt(
+    actor="A user without any right, by way of the kernel's log",
+    asset="the node",
+    removed="adapters.probes.sysfs_reading.kernels_text",
+)
 @pytest.mark.parametrize("line", [f"12,42,15,-;{LOST}", f"3,42,15,-;overlayfs: option x;{LOST}", f" KEY=x;{LOST}"])
 def test_the_check_of_the_kernel_log_is_not_told_by_users(attempt: Attempt, line: str) -> None:
     """`holdfast check kernel-xid` reads records, too: by their first semicolon, and the kernel's alone."""
@@ -158,6 +171,9 @@ def agent_options(folder: Path, **more: object) -> AgentOptions:
     return AgentOptions(checks=False, **named | more)
 
 
+@pytest.mark.attempt(
+    actor="A user without any right, by way of the kernel's log", asset="the node", removed="agent.node_loop.as_context"
+)
 def test_where_the_device_is_closed_syslog_moves_no_node(
     attempt: Attempt, matcher: Matcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +226,9 @@ def test_syslog_is_believed_where_the_site_says_so(
     assert (agent.settings.is_syslog, agent.settings.is_believed) == (True, believed)
 
 
+@pytest.mark.attempt(
+    actor="A user without any right, by way of the kernel's log", asset="the node", removed="agent.process.can_read"
+)
 def test_the_journal_comes_before_files_that_users_write(
     attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +249,11 @@ def test_the_journal_comes_before_files_that_users_write(
 # --- a reset that was none ---
 
 
+@pytest.mark.attempt(
+    actor="A user without any right, by way of the kernel's log",
+    asset="the node",
+    removed="agent.kernel_log.tells_of_resets",
+)
 @pytest.mark.parametrize("kind", ["device", "syslog"])
 def test_a_forged_reset_does_not_settle_a_fault(attempt: Attempt, matcher: Matcher, tmp_path: Path, kind: str) -> None:
     """A lab's log tells of emulated resets, after which a fault before counts no more. No other log may."""

@@ -13,6 +13,7 @@ import pytest
 from tests.api.engine_house import engine_served, run
 from tests.api.test_authority import OPEN_ORDER, THEIRS, Bound, evacuate, records, training
 
+from attack_fixture import Removing
 from holdfast.api import authority
 from holdfast.api.authority import MAY, Kind
 from holdfast.client import AsyncClient
@@ -58,8 +59,13 @@ MIXTURES = {
 }
 
 
+@pytest.mark.attempt(
+    actor="A launcher, or a user of the cluster who holds its token", asset="nodes", removed="api.authority.MAY"
+)
 @pytest.mark.parametrize("name", MIXTURES)
-def test_own_and_foreign_in_one_event_is_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_own_and_foreign_in_one_event_is_foreign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: Removing, name: str
+) -> None:
     """Starts, escalations, exclusions and findings that name one of each are refused, and the world stays as it is."""
     monkeypatch.setattr(authority, "CATCH_UP_S", 0.0)
 
@@ -76,16 +82,19 @@ def test_own_and_foreign_in_one_event_is_foreign(tmp_path: Path, monkeypatch: py
             assert (answer.stored, len(answer.refused)) == (0, len(lies))
             assert await records(house) == before
             for kind in {type(lie) for lie in lies}:
-                monkeypatch.setitem(MAY, kind, {Kind.LAUNCHER: ()})
+                removing.item(MAY, kind, {Kind.LAUNCHER: ()})
             assert (await liar.ingest("launcher:7", lies)).stored == len(lies)
 
     run(work)
 
 
+@pytest.mark.attempt(
+    actor="A launcher, or a user of the cluster who holds its token", asset="other jobs", removed="api.authority.MAY"
+)
 @pytest.mark.parametrize(("token", "source"), [("of-7", "launcher:7"), ("of-n1", "agent:n1")])
 @pytest.mark.parametrize("outcome", ["done", "failed"])
 def test_the_outcome_of_an_order_is_its_receivers_to_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, source: str, outcome: str
+    tmp_path: Path, removing: Removing, token: str, source: str, outcome: str
 ) -> None:
     """An order that job 8's launcher has, one that nobody has, and ids that are nearly one: nobody else ends them."""
 
@@ -106,14 +115,19 @@ def test_the_outcome_of_an_order_is_its_receivers_to_tell(
             assert (await liar.ingest(source, [make(one) for one in ids])).stored == 0
             assert await records(house) == before
             for kind in (e.OrderDone, e.OrderFailed):
-                monkeypatch.setitem(MAY, kind, {Kind.LAUNCHER: (), Kind.AGENT: ()})
+                removing.item(MAY, kind, {Kind.LAUNCHER: (), Kind.AGENT: ()})
             assert (await liar.ingest(source, [make(theirs)])).stored == 1
             assert await records(house) != before
 
     run(work)
 
 
-def test_its_beats_bring_no_others_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.attempt(
+    actor="A launcher, or a user of the cluster who holds its token",
+    asset="other jobs",
+    removed="api.authority.Reporter.check_beat",
+)
+def test_its_beats_bring_no_others_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: Removing) -> None:
     """A beat's answer holds what waits for its sender; one for another job, or from another node, is refused.
 
     With the check removed the other launcher's order is handed out.
@@ -136,7 +150,7 @@ def test_its_beats_bring_no_others_orders(tmp_path: Path, monkeypatch: pytest.Mo
             async def unchecked(_self: authority.Reporter, beat: Beat) -> Beat:
                 return beat
 
-            monkeypatch.setattr(authority.Reporter, "check_beat", unchecked)
+            removing(authority.Reporter, "check_beat", unchecked)
             assert [one.id for one in (await liar.beat(foreign)).requests] == [OPEN_ORDER[""]]
 
     run(work)

@@ -82,6 +82,11 @@ def listening(table: Path, *rows: str) -> None:
     table.write_text("head\n" + "".join(rows))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="token",
+    removed="os.tls.listener_uids",
+)
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_token_goes_to_no_socket_of_another_user(attempt: Attempt, table: Path, address: str, host: str):

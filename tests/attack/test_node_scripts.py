@@ -16,6 +16,7 @@ FORGED = "CRITICAL: gone"
 LINES = ["\n", "\r", "\x0b", "\x85", "\u2028", "\x1b[1A\x1b[2K"]
 
 
+@pytest.mark.attempt(actor="A job, towards the root agent of its node", asset="the agent", removed="cli.screen.clean")
 @pytest.mark.parametrize("end", LINES)
 def test_a_name_begins_no_line_of_its_own(attempt: Attempt, end: str) -> None:
     """The scripts drain a node for a line that begins with CRITICAL: a process named so must not write one."""
@@ -25,6 +26,9 @@ def test_a_name_begins_no_line_of_its_own(attempt: Attempt, end: str) -> None:
     attempt.judge(succeeded=end in text)
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the agent", removed="adapters.probes.sysfs_reading._line"
+)
 def test_a_process_name_is_one_line(attempt: Attempt, tmp_path: Path) -> None:
     """Fifteen characters of any kind, a new line among them: prctl(PR_SET_NAME) takes all."""
     attempt.without(sysfs_reading, "_line", lambda path: path.read_text())

@@ -41,6 +41,11 @@ def open_to_all(folder: Path) -> None:
             above.chmod(above.stat().st_mode | 0o055)
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="a job's figures",
+    removed="telemetry.writer.os.open",
+)
 @needs_root
 def test_slots_are_not_read_by_neighbours(attempt: Attempt, tmp_path: Path) -> None:
     """A rank's slot and its stacks are its user's alone, whatever the folder and the umask allow."""
@@ -58,6 +63,11 @@ def test_slots_are_not_read_by_neighbours(attempt: Attempt, tmp_path: Path) -> N
     attempt.judge(succeeded=any(readable))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="a user's files",
+    removed="telemetry.writer.os.open, telemetry.writer._remove",
+)
 def test_a_planted_link_does_not_have_a_file_overwritten(attempt: Attempt, tmp_path: Path) -> None:
     """The temporary name is known before: what lies there is not written through."""
     plain = os.open
@@ -78,6 +88,11 @@ def test_a_planted_link_does_not_have_a_file_overwritten(attempt: Attempt, tmp_p
     attempt.judge(succeeded=precious.read_bytes() != b"mine\n")
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="a job's figures",
+    removed="telemetry.writer.S_ISDIR, telemetry.writer.os.lstat",
+)
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_a_folder_made_before_by_another_is_not_used(
     attempt: Attempt, stranger: Stranger, tmp_path: Path, how: str
@@ -113,6 +128,11 @@ def job(folder: Path) -> OpenJob:
     return OpenJob(job_id="7", telemetry=(str(folder),), writers=frozenset({os.getpid()}), users=users)
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="other jobs' slots",
+    removed="agent.job_slots.read_slot",
+)
 @needs_root
 def test_an_agent_reads_no_other_users_slot_for_a_job(attempt: Attempt, tmp_path: Path) -> None:
     """A job names the folder of somebody else's job: in its own namespace its processes bear any number."""
@@ -122,6 +142,11 @@ def test_an_agent_reads_no_other_users_slot_for_a_job(attempt: Attempt, tmp_path
     attempt.judge(succeeded=bool(job_slots.read_slots(job(tmp_path / "theirs"))))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="other jobs' slots",
+    removed="agent.job_slots.open_folder",
+)
 @needs_root
 def test_an_agent_follows_no_link_to_a_folder_of_slots(attempt: Attempt, tmp_path: Path) -> None:
     """A look that follows links may be led to a file system that does not answer, and then hangs for ever."""
@@ -133,6 +158,11 @@ def test_an_agent_follows_no_link_to_a_folder_of_slots(attempt: Attempt, tmp_pat
     attempt.judge(succeeded=bool(job_slots.read_slots(job(tmp_path / "link"))))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="other jobs' slots",
+    removed="agent.job_slots.os.open",
+)
 def test_a_slot_that_is_a_pipe_or_a_link_is_not_asked_to_save(attempt: Attempt, tmp_path: Path) -> None:
     """The byte that asks is written to the slot that was looked at, not to what its name stands for a moment later."""
     plain = os.open
@@ -169,6 +199,11 @@ def killed_launcher(memory: Path) -> Path:
     return folder
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="the node's memory",
+    removed="launch.slot_folder.is_free",
+)
 def test_slots_of_a_killed_launcher_are_gone_with_the_next_start(attempt: Attempt, tmp_path: Path) -> None:
     """What is left behind tells a neighbour nothing, but fills the node's memory: it is gone once anybody starts again."""
     attempt.without(slot_folder, "is_free", lambda _folder: False)
@@ -179,6 +214,11 @@ def test_slots_of_a_killed_launcher_are_gone_with_the_next_start(attempt: Attemp
     attempt.judge(succeeded=folder.exists())
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="a user's files",
+    removed="launch.slot_folder.foreign, launch.slot_folder.is_free, launch.slot_folder.shutil.rmtree",
+)
 @pytest.mark.parametrize("how", ["another's", "a link", "no lock"])
 def test_a_sweep_removes_nothing_else(attempt: Attempt, stranger: Stranger, tmp_path: Path, how: str) -> None:
     """A name of ours on a folder of somebody else, or on a link to a folder of mine, has nothing removed."""
@@ -219,6 +259,11 @@ def task_prolog(attempt: Attempt, memory: Path, tmp_path: Path) -> str:
     return told.stdout
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="a job's figures",
+    removed="deploy/slurm/task_prolog.sh",
+)
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_a_task_prolog_takes_no_planted_folder(attempt: Attempt, stranger: Stranger, tmp_path: Path, how: str) -> None:
     """The name is known to all: who makes it before, as a folder or as a link to one of mine, gets no slots there."""
@@ -236,6 +281,11 @@ def test_a_task_prolog_takes_no_planted_folder(attempt: Attempt, stranger: Stran
     attempt.judge(succeeded="HOLDFAST_TELEMETRY_DIR" in task_prolog(attempt, memory, tmp_path))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in /dev/shm, /tmp and caches",
+    asset="a user's files",
+    removed="deploy/slurm/epilog.sh",
+)
 def test_an_epilog_removes_its_jobs_folders_and_no_links_target(attempt: Attempt, tmp_path: Path) -> None:
     """It runs as root where all may write: a link under such a name is removed, and not what it leads to."""
     memory, precious = tmp_path / "shm", tmp_path / "precious"

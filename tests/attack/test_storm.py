@@ -18,6 +18,7 @@ from tests.api.engine_house import EngineHouse, bad_gpu, engine_served, node_vie
 from tests.api.test_authority import ANY, Bound
 from tests.api.test_safety import bearer
 
+from attack_fixture import Removing
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.api import limits, reports
 from holdfast.api.auth import Role
@@ -87,7 +88,14 @@ def test_a_storm_of_one_node_is_one_trouble(tmp_path: Path, count: int) -> None:
     run(work)
 
 
-def test_a_batch_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.attempt(
+    actor="An agent that was taken over",
+    asset="the controller's time",
+    removed="controller.intake.TURN_EVENTS, api.reports.TURN_EVENTS",
+)
+def test_a_batch_lets_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch, removing: Removing, tmp_path: Path
+) -> None:
     """Between the events of a batch of 200 the loop runs others, again and again; with the turns removed, hardly."""
 
     async def turns(folder: Path) -> int:
@@ -117,7 +125,7 @@ def test_a_batch_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch, tm
     async def work() -> None:
         assert await turns(tmp_path / "with") >= 200 // intake.TURN_EVENTS
         for module in (intake, reports):
-            monkeypatch.setattr(module, "TURN_EVENTS", 10**9)
+            removing(module, "TURN_EVENTS", 10**9)
         assert await turns(tmp_path / "without") < 200 // 16
 
     run(work)
@@ -161,7 +169,10 @@ def test_a_full_journal_answers_503_at_once(tmp_path: Path, monkeypatch: pytest.
     run(work)
 
 
-def test_streams_that_come_at_once_are_counted_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.attempt(
+    actor="A viewer, an owner, an operator of another project", asset="streams", removed="api.limits.COMING_S"
+)
+def test_streams_that_come_at_once_are_counted_before_they_begin(removing: Removing) -> None:
     """900 requests for a stream are all answered before the first stream runs: 400 are let in, the others told to come
     back; a place whose reader has gone is free again after some seconds. A count of open streams alone lets in all."""
     clock = [0.0]
@@ -183,7 +194,7 @@ def test_streams_that_come_at_once_are_counted_before_they_begin(monkeypatch: py
         clock[0] = 10.0
         assert len(let_in(900)) == 100
     assert gate.open_streams == 0
-    monkeypatch.setattr(limits, "COMING_S", 0.0)
+    removing(limits, "COMING_S", 0.0)
     assert len(let_in(900)) == 900
 
 
@@ -206,7 +217,10 @@ def test_streams_at_once_of_a_real_server(tmp_path: Path) -> None:
     run(work)
 
 
-def test_pages_that_open_at_once_are_counted_as_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.attempt(
+    actor="A viewer, an owner, an operator of another project", asset="streams", removed="cockpit.live.Hub.is_full"
+)
+def test_pages_that_open_at_once_are_counted_as_they_begin(monkeypatch: pytest.MonkeyPatch, removing: Removing) -> None:
     """30 pages that were all let in while there was room for 10: the others end at once; uncounted, all stay open."""
 
     async def make(_page: str, _since: int) -> tuple[live.Parts, live.Cells]:
@@ -222,7 +236,7 @@ def test_pages_that_open_at_once_are_counted_as_they_begin(monkeypatch: pytest.M
 
     monkeypatch.setattr(live, "VIEWERS_MAX", 10)
     assert run(opened) == 10
-    monkeypatch.setattr(live.Hub, "is_full", False)
+    removing(live.Hub, "is_full", False)
     assert run(opened) == 30
 
 
@@ -251,13 +265,18 @@ def of_one_cause(nodes: int, rule: str, domain: Domain, place: str) -> tuple[int
     return len(engine.state.incidents), notices
 
 
+@pytest.mark.attempt(
+    actor="An agent that was taken over",
+    asset="the controller's time",
+    removed="decide.findings._held_back_with, decide.findings._by_domain",
+)
 @pytest.mark.parametrize("place", TOPOLOGIES)
 @pytest.mark.parametrize("cause", SHARED)
-def test_one_cause_behind_300_nodes_is_one_incident(monkeypatch: pytest.MonkeyPatch, cause: str, place: str) -> None:
+def test_one_cause_behind_300_nodes_is_one_incident(removing: Removing, cause: str, place: str) -> None:
     """Where nothing tells what the nodes share, each is a case of its own until the brake holds, and the rest is one."""
     incidents, notices = of_one_cause(300, *SHARED[cause], place)
     assert incidents == (1 if place == "rows" else 5)
     assert notices <= 12
-    monkeypatch.setattr(findings, "_held_back_with", lambda _turn, _node, _finding: [])
-    monkeypatch.setattr(findings, "_by_domain", lambda _turn, _keys: None)
+    removing(findings, "_held_back_with", lambda _turn, _node, _finding: [])
+    removing(findings, "_by_domain", lambda _turn, _keys: None)
     assert of_one_cause(300, *SHARED[cause], place)[0] == 300

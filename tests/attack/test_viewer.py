@@ -20,7 +20,8 @@ from msgspec import structs
 from tests.cockpit.served import KEY, Served, nodes_of, run, served, the_job
 from tests.controller.cases import until
 
-from holdfast.api import auth
+from attack_fixture import Removing
+from holdfast.api import auth, operate
 from holdfast.api.auth import Role, book_line, new_token
 from holdfast.api.tenants import Scope
 from holdfast.cockpit import routes as cockpit_routes
@@ -141,7 +142,17 @@ async def found(house: Served, token: str) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize(("role", "sees"), TOKENS, ids=str)
+OF_THE_PAIR = (Role.VIEWER, "user")
+"""Whose requests are made in both forms by the test below."""
+TOLD = (
+                "/v1/jobs", "/v1/jobs/424242", "/v1/jobs/424242/attempts", "/v1/jobs/424242/checkpoints", "/v1/events",
+                "/v1/stream", "/v1/audit", "/v1/findings", "/v1/incidents", "/v1/orders", "/v1/drills", "/v1/samples",
+                "/v1/nodes", "/v1/nodes/n3", "/", "/jobs", "/jobs/424242", "/nodes/n3", "/incidents", "/live",
+)  # fmt: skip
+"""Routes that tell of the hidden job once the scopes are off."""
+
+
+@pytest.mark.parametrize(("role", "sees"), [one for one in TOKENS if one != OF_THE_PAIR], ids=str)
 def test_no_route_tells_of_another_projects_job(tmp_path: Path, role: Role, sees: str) -> None:
     """Lists, records, events, streams, samples, the audit and pages: each is refused, or leaves the job out."""
 
@@ -152,19 +163,22 @@ def test_no_route_tells_of_another_projects_job(tmp_path: Path, role: Role, sees
     run(work)
 
 
-def test_without_scopes_the_same_requests_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the test above is one that can fail: with the one check off, the job stands on most routes."""
+@pytest.mark.attempt(
+    actor="A viewer, an owner, an operator of another project",
+    asset="others' jobs",
+    removed="api.tenants.Scope.is_whole, api.auth.check_scope",
+    each=TOLD,
+)
+def test_without_scopes_the_same_requests_find_it(tmp_path: Path, removing: Removing) -> None:
+    """Read the hidden job on every route: none tells of it, and with the one check off it stands on most."""
 
     async def work() -> None:
         async with two_projects(tmp_path) as house:
-            monkeypatch.setattr(Scope, "is_whole", True)
-            monkeypatch.setattr(auth, "check_scope", lambda _identity, _handler: None)
+            assert await found(house, TOKENS[OF_THE_PAIR]) == []
+            removing(Scope, "is_whole", True)
+            removing(auth, "check_scope", lambda _identity, _handler: None)
             told = {path.partition("?")[0] for path in await found(house, TOKENS[Role.VIEWER, "user"])}
-            assert told >= {
-                "/v1/jobs", "/v1/jobs/424242", "/v1/jobs/424242/attempts", "/v1/jobs/424242/checkpoints", "/v1/events",
-                "/v1/stream", "/v1/audit", "/v1/findings", "/v1/incidents", "/v1/orders", "/v1/drills", "/v1/samples",
-                "/v1/nodes", "/v1/nodes/n3", "/", "/jobs", "/jobs/424242", "/nodes/n3", "/incidents", "/live",
-            }  # fmt: skip
+            assert told >= set(TOLD)
 
     run(work)
 
@@ -239,32 +253,42 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("role", [Role.VIEWER, Role.OWNER, Role.OPERATOR])
-def test_a_scope_commands_its_own_jobs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role) -> None:
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.OWNER])
+def test_a_scope_commands_its_own_jobs_alone(tmp_path: Path, role: Role) -> None:
+    """See `commands_its_own_jobs_alone`: a viewer commands nothing, an owner jobs of its own."""
+    run(lambda: commands_its_own_jobs_alone(tmp_path, role))
+
+
+@pytest.mark.attempt(
+    actor="A viewer, an owner, an operator of another project", asset="others' jobs", removed="api.operate._check_jobs"
+)
+def test_an_operator_with_a_scope_commands_its_own_jobs_alone(tmp_path: Path, removing: Removing) -> None:
+    """Command another project's job with an operator's token."""
+    run(lambda: commands_its_own_jobs_alone(tmp_path, Role.OPERATOR, removing))
+
+
+async def commands_its_own_jobs_alone(tmp_path: Path, role: Role, removing: Removing | None = None) -> None:
     """Another's job, their orders, nodes, modes, brakes, reports as an agent, policies: refused, nothing is journalled.
 
     An operator whose scope is forgotten does the first of them.
     """
 
-    async def work() -> None:
-        async with two_projects(tmp_path) as house, httpx.AsyncClient(base_url=house.url, timeout=200) as http:
-            http.headers["Authorization"] = f"Bearer {TOKENS[role, 'user']}"
-            journal = house.controller.journal
-            theirs = [one.order.id for one in await journal.orders() if getattr(one.order, "job", None) == HIDDEN]
-            stored = len(await journal.events(kind="operator_command"))
-            for body in (*COMMANDS, *({"command": "approve", "order": one} for one in theirs)):
-                assert (await http.post("/v1/commands", json=body)).status_code == 403, body
-            batch = {"version": 1, "source": "agent:n3", "events": []}
-            assert (await http.post("/v1/ingest", json=batch)).status_code == 403
-            assert (await http.post("/v1/beat", json={"source": "agent:n3", "node": "n3"})).status_code == 403
-            assert len(await journal.events(kind="operator_command")) == stored
-            mine = {"command": "hold", "job": {"cluster": "test", "id": "7"}}
-            assert (await http.post("/v1/commands", json=mine)).status_code == (403 if role is Role.VIEWER else 200)
-            if role is Role.OPERATOR:
-                monkeypatch.setattr("holdfast.api.operate._check_jobs", _unchecked)
-                assert (await http.post("/v1/commands", json=COMMANDS[0])).status_code == 200
-
-    run(work)
+    async with two_projects(tmp_path) as house, httpx.AsyncClient(base_url=house.url, timeout=200) as http:
+        http.headers["Authorization"] = f"Bearer {TOKENS[role, 'user']}"
+        journal = house.controller.journal
+        theirs = [one.order.id for one in await journal.orders() if getattr(one.order, "job", None) == HIDDEN]
+        stored = len(await journal.events(kind="operator_command"))
+        for body in (*COMMANDS, *({"command": "approve", "order": one} for one in theirs)):
+            assert (await http.post("/v1/commands", json=body)).status_code == 403, body
+        batch = {"version": 1, "source": "agent:n3", "events": []}
+        assert (await http.post("/v1/ingest", json=batch)).status_code == 403
+        assert (await http.post("/v1/beat", json={"source": "agent:n3", "node": "n3"})).status_code == 403
+        assert len(await journal.events(kind="operator_command")) == stored
+        mine = {"command": "hold", "job": {"cluster": "test", "id": "7"}}
+        assert (await http.post("/v1/commands", json=mine)).status_code == (403 if role is Role.VIEWER else 200)
+        if removing is not None:
+            removing(operate, "_check_jobs", _unchecked)
+            assert (await http.post("/v1/commands", json=COMMANDS[0])).status_code == 200
 
 
 async def _unchecked(*_of: object) -> None:

@@ -95,6 +95,11 @@ def by_hard_link(_stranger: Stranger, far: Path) -> None:
 WAYS = [by_owner, by_link, by_target, by_group, by_world, by_exchange, by_folder, by_hard_link]
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="token",
+    removed="wiring.settings_places.not_mine",
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_their_address_is_not_mine(
     attempt: Attempt, stranger: Stranger, way: Callable[[Stranger, Path], None], tmp_path: Path
@@ -105,6 +110,11 @@ def test_their_address_is_not_mine(
     attempt.judge(succeeded=load_settings().config.controller == "http://evil:1")
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="operators' time",
+    removed="wiring.settings_places.open_regular, wiring.settings_places.stat.S_ISREG",
+)
 def test_a_pipe_does_not_hold_a_command(attempt: Attempt) -> None:
     """Nor does a device: it is not opened at all, which alone may act."""
     opened: list[int] = []
@@ -121,6 +131,11 @@ def test_a_pipe_does_not_hold_a_command(attempt: Attempt) -> None:
     attempt.judge(succeeded=bool(opened))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="operators' processes",
+    removed="wiring.settings.service_settings",
+)
 def test_a_service_does_not_read_the_working_folder(attempt: Attempt) -> None:
     """A controller is started from anywhere, and what it reads names programs that it runs."""
     attempt.without(settings, "service_settings", load_settings)
@@ -212,6 +227,11 @@ def test_an_address_gets_no_token_of_another_source(
     assert sent == ((address, token) in ALLOWED)
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="token",
+    removed="wiring.settings._is_of, wiring.settings._check_inside",
+)
 @pytest.mark.parametrize("check", ["_is_of", "_check_inside"])
 def test_the_table_rests_on_two_checks(
     attempt: Attempt, world: Path, monkeypatch: pytest.MonkeyPatch, check: str
@@ -234,6 +254,11 @@ def test_the_table_rests_on_two_checks(
     attempt.judge(succeeded=(found.url, found.token) == ("http://evil:1", "hft_secret"))
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="token",
+    removed="wiring.settings.is_one_hand",
+)
 @pytest.mark.parametrize("how", ["group", "world", "owner"])
 def test_a_clusters_token_goes_to_no_address_of_others(attempt: Attempt, world: Path, how: str) -> None:
     """`--dir`: who may write controller.json beside my token, or exchange it, would be sent the token."""
@@ -254,6 +279,11 @@ def test_a_clusters_token_goes_to_no_address_of_others(attempt: Attempt, world: 
         attempt.judge(succeeded=found.token == "hft_secret")
 
 
+@pytest.mark.attempt(
+    actor="A user of the same machine, in a working folder that others share",
+    asset="token",
+    removed="os.files.write_whole.__kwdefaults__",
+)
 def test_what_we_write_is_not_open_to_a_group(attempt: Attempt, tmp_path: Path) -> None:
     """With the umask of many clusters, 002, a controller.json would be its group's to write."""
     attempt.without(files.write_whole, "__kwdefaults__", {"mode": 0o666, "durable": False})

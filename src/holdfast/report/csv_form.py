@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from holdfast.model.records import IncidentRecord, Mark
@@ -19,6 +20,11 @@ from holdfast.report.sections import sections
 from holdfast.report.single import incident_sections
 from holdfast.report.tables import spoken
 from holdfast.report.timeline import timeline
+
+_FORMULA = re.compile(r"[\s\ufeff\x00-\x1f]*[=+@\-\uff1d\uff0b\uff20\uff0d]|[\t\r\n]")
+"""Full-width signs, too, which spreadsheets of East Asia take for the plain ones; blanks before a sign are passed over."""
+_NUMBER = re.compile(r"[+-]?\d[\d.,]*([eE][+-]?\d+)?( ?%)?|-")
+"""A sign by itself stands for an unknown value."""
 
 HEADINGS = (
     "incident", "jobs", "nodes", "cause", "domain", "confidence", "outcome", "drill", "opened_at", "closed_at",
@@ -74,8 +80,4 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> str:
 
 
 def _safe(value: object) -> object:
-    if isinstance(value, str) and value[:1] in {"=", "+", "@", "\t", "\r"}:
-        return f"'{value}"
-    if isinstance(value, str) and value[:1] == "-" and not value[1:2].isdigit() and len(value) > 1:
-        return f"'{value}"
-    return value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value) else value
