@@ -361,13 +361,21 @@ def timer(turn: Turn, node: NodeRecord) -> None:
         repair.check_drained(turn, node)
 
 
+def is_out_already(turn: Turn, node: NodeRecord, finding: Finding) -> bool:
+    """Evidence against a node that was retired is written down; a person was told then, and nothing is left to do."""
+    if node.phase is not NodeState.RETIRED:
+        return False
+    node_record.accuse(node, finding.rule)
+    turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
+    return True
+
+
 def suspect(turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding) -> None:
     """Evidence against the node: fence it, if mode and brake allow."""
+    if is_out_already(turn, node, finding):
+        return
     state = node.phase
     node_record.accuse(node, finding.rule)
-    if state is NodeState.RETIRED:
-        turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
-        return
     incidents.attach_node(turn, incident, node)
     incident = repair.incident_of(turn, node) or incident
     turn.tell(node, f"{story.of_finding(finding)}.")
