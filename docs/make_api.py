@@ -112,7 +112,8 @@ A comment comes every 15 seconds. For programs that cannot keep a stream, `/v1/e
 ## Commands
 
 `POST /v1/commands` with one target (`node`, `job`, `order` or `group`), `why`, and for `set_mode` a `value` (observe, advise, act) and a `remedy`:
-COMMANDS. The answer holds `refused`, the engine's sentence when it said no; empty: taken. With an `id` of your own a command
+COMMANDS. A job is written `{"cluster": "main", "id": "1778"}`, with `generation` where the scheduler has used the id before
+(as records of `GET /v1/jobs` have it in `key`). The answer holds `refused`, the engine's sentence when it said no; empty: taken. With an `id` of your own a command
 that is sent twice is done once, and both answers are the same; an id that another command has is refused (400).
 
 ## Errors and limits

@@ -225,7 +225,7 @@ def test_half_a_line_on_a_full_disk_takes_no_other_with_it(tmp_path: Path, monke
         box = Outbox(config, path, AppriseDeliverer(LOOPBACK), lambda _n: INCIDENT, SystemClock())
         await box.send(notice(1))
         with monkeypatch.context() as patch:
-            patch.setattr("holdfast.adapters.notify.outbox.os.write", full)
+            patch.setattr("holdfast.os.files.os.write", full)
             with pytest.raises(TemporaryOrderError, match="No space left"):
                 await box.send(notice(2))
         await box.send(notice(3))

@@ -18,6 +18,7 @@ from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.journal import open_journal
 from holdfast.api import ApiServer, Role, TokenBook
 from holdfast.api.auth import book_line, ensure_tokens, new_token
+from holdfast.api.docs_page import document
 from holdfast.client import AsyncClient, Client, Reporter, Spool
 from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError, WireError
 from holdfast.model import events as e
@@ -551,3 +552,14 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path):
     assert spool.first(1) == [b"%099d" % 2990]
     assert (tmp_path / "spool").stat().st_size < 200_000
     assert Spool(tmp_path / "spool").first(2000)[-1] == b"%099d" % 2999
+
+
+def test_the_document_says_what_reports_hold():
+    """`/v1/ingest` and `/v1/beat` read their bodies themselves: their forms stand in the document all the same."""
+    paths, schemas = document()["paths"], document()["components"]["schemas"]
+    for path, form in (("/v1/ingest", "Batch"), ("/v1/beat", "Beat")):
+        body = paths[path]["post"]["requestBody"]
+        assert body["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{form}"}
+        assert "source" in schemas[form]["required"]
+    tags = schemas["Batch"]["properties"]["events"]["items"]["properties"]["event"]["enum"]
+    assert {"finding_seen", "order_done"} <= set(tags)

@@ -23,6 +23,7 @@ from holdfast.checkpoint import (
     scan,
     verify,
 )
+from holdfast.checkpoint.claim import LOCK_FILE
 
 
 def new_state(seed=1):
@@ -260,7 +261,7 @@ def test_a_full_disk_does_not_stop_the_training(make, folder, file_size_limit, c
     said = capsys.readouterr().err
     assert "the checkpoint of step 2 was not saved in" in said
     assert "no space is left on its file system; training goes on, step 1 stays the newest good one" in said
-    assert sorted(os.listdir(folder)) == ["step-000000001.e000000"]
+    assert sorted(os.listdir(folder)) == [LOCK_FILE, "step-000000001.e000000"]
     checkpointer.save(3, state)
     assert checkpointer.wait()
     assert [info.step for info in scan(folder)] == [3, 1]

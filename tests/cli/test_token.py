@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from holdfast.api.auth import LOOK_AGAIN_S, Role, TokenBook, ensure_tokens
 from holdfast.cli.main import app
-from holdfast.errors import NotFoundError, UsageError
+from holdfast.errors import ConfigError, NotFoundError, UsageError
 
 
 def call(*words: str) -> str:
@@ -133,3 +134,13 @@ def test_a_journal_that_is_named_and_not_there_makes_no_token(
     call("revoke", "ci", "--dir", str(folder))
     assert book.read_text() != before
     assert not (tmp_path / "no.db").exists()
+
+
+def test_a_pipe_in_the_place_of_the_book_hangs_nothing(folder: Path):
+    """Listing, making and revoking name the file and say that it is no ordinary one."""
+    book = folder / "controller" / "tokens"
+    book.unlink()
+    os.mkfifo(book, 0o600)
+    for words in (["list"], ["create", "x"], ["revoke", "x"]):
+        with pytest.raises(ConfigError, match="no ordinary file"):
+            call(*words, "--dir", str(folder))

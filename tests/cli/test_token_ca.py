@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -81,3 +82,24 @@ def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(UsageError, match=r"pip install 'holdfast\[tls\]'"):
         call("c.example", "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "pipe", "pipe of the certificate"])
+def test_a_damaged_authority_names_its_file(tmp_path: Path, damage: str) -> None:
+    """A key that was cut off, one of another authority, a pipe: one sentence names the file, and nothing hangs."""
+    pytest.importorskip("cryptography")
+    call("controller.example", "--out", str(tmp_path))
+    key, cert = tmp_path / "ca.key", tmp_path / "ca.pem"
+    if damage == "cut":
+        key.write_bytes(key.read_bytes()[:80])
+    elif damage == "foreign":
+        call("other.example", "--out", str(tmp_path / "other"))
+        key.write_bytes((tmp_path / "other" / "ca.key").read_bytes())
+    else:
+        place = key if damage == "pipe" else cert
+        place.unlink()
+        os.mkfifo(place)
+    with pytest.raises(ConfigError) as told:
+        call("controller.example", "--out", str(tmp_path))
+    assert str(cert if damage == "pipe of the certificate" else key) in str(told.value)
+    assert "\n" not in str(told.value)

@@ -59,16 +59,7 @@ def issue(authority: Pair, name: str, names: Sequence[str] = (), *, now: float, 
         UsageError: what is given is not an authority, a name is not one, or the extra is missing.
     """
     x509 = _x509()
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 - as above
-
-    try:
-        signer = x509.load_pem_x509_certificate(authority.cert)
-        signing = load_pem_private_key(authority.key, None)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"this is not a certificate authority with its key: {error}") from error
-    if not isinstance(signing, ec.EllipticCurvePrivateKey):
-        raise UsageError("the authority's key is not of the kind that `holdfast token ca` makes (ECDSA)")
+    signer, signing = check_authority(authority)
     key = _new_key()
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
     builder = _begun(subject, signer.subject, key, now, days)
@@ -82,6 +73,29 @@ def issue(authority: Pair, name: str, names: Sequence[str] = (), *, now: float, 
         )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
     return _signed(builder.add_extension(issuer, critical=False), key, signing)
+
+
+def check_authority(authority: Pair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """An authority's certificate and key, as read.
+
+    Raises:
+        UsageError: they are damaged, of another kind, or do not belong together; or the extra is missing.
+    """
+    x509 = _x509()
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 - as above
+
+    try:
+        signer = x509.load_pem_x509_certificate(authority.cert)
+        signing = load_pem_private_key(authority.key, None)
+    except (ValueError, TypeError) as error:
+        why = str(error).partition(".")[0]
+        raise UsageError(f"this is not a certificate authority with its key: {why}") from error
+    if not isinstance(signing, ec.EllipticCurvePrivateKey):
+        raise UsageError("the authority's key is not of the kind that `holdfast token ca` makes (ECDSA)")
+    if signing.public_key() != signer.public_key():
+        raise UsageError("the authority's certificate and its key do not belong together")
+    return signer, signing
 
 
 def _x509() -> Any:

@@ -15,6 +15,7 @@ import yaml
 
 from holdfast.detect.hyperpod_rules import LogRule, log_rules
 from holdfast.errors import ConfigError
+from holdfast.os.files import read_bounded
 
 KEY = "logMonitoringConfiguration"
 FILE_MAX = 1 << 20
@@ -26,13 +27,8 @@ def read_log_rules(path: str | Path) -> tuple[LogRule, ...]:
     Raises:
         ConfigError: the file cannot be read or parsed, holds no rules, or one of them is wrong.
     """
-    file = Path(path)
     try:
-        with file.open("rb") as opened:
-            data = opened.read(FILE_MAX + 1)  # a device may have no end
-        if len(data) > FILE_MAX:
-            raise ConfigError(f"is larger than {FILE_MAX} bytes: not a file of log rules", file=str(path))
-        text = data.decode("utf-8")
+        text = read_bounded(Path(path), FILE_MAX).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"the log rules cannot be read: {why}", file=str(path)) from error

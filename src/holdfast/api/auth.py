@@ -29,11 +29,13 @@ from msgspec import Struct
 
 from holdfast.api.newest import check_newest
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.os.files import locked, write_whole
+from holdfast.os.files import locked, read_bounded, write_whole
 
 _log = structlog.get_logger("holdfast.api")
 
 LOOK_AGAIN_S = 1.0
+BOOK_SIZE_MAX = 16 << 20
+"""Bytes of a token book, at most."""
 """A book's file is looked at again no more often than this."""
 NAME_MAX = 64
 PREFIX = "hft_"
@@ -237,7 +239,7 @@ def read_book(path: Path) -> list[BookLine]:
         ConfigError: it cannot be read, others may write it, or a line is not understood; names file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text_of(path)
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the token book cannot be read: {error}", file=str(path)) from error
@@ -248,6 +250,10 @@ def read_book(path: Path) -> list[BookLine]:
         for number, line in enumerate(text.splitlines(), 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
+
+
+def _text_of(book: Path) -> str:
+    return read_bounded(book, BOOK_SIZE_MAX).decode("utf-8")
 
 
 def _entry(words: list[str], file: str, line: int) -> BookLine:
@@ -333,7 +339,7 @@ def change_book(book: Path, change: Callable[[list[str]], list[str]]) -> None:
     """
     try:
         with locked(book.with_name(f"{book.name}.lock"), wait_s=None):
-            lines = book.read_text(encoding="utf-8").splitlines() if book.exists() else []
+            lines = _text_of(book).splitlines() if book.exists() else []
             _write_private(book, "".join(f"{line}\n" for line in change(lines)))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the token book cannot be changed: {error}", file=str(book)) from error

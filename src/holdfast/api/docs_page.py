@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,6 +22,8 @@ from litestar.types import ControllerRouterHandler
 
 from holdfast import __version__
 from holdfast.api import routes_ingest, routes_state, routes_stream, routes_token, routes_watch
+from holdfast.model.events import AnyEvent
+from holdfast.model.wire import Batch, Beat
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
@@ -69,6 +71,27 @@ def _document() -> dict[str, Any]:
         ),
     )
     found: dict[str, Any] = msgspec.to_builtins(app.openapi_schema.to_schema(), str_keys=True)
+    return _with_reports(found)
+
+
+def _with_reports(found: dict[str, Any]) -> dict[str, Any]:
+    """The document with the forms of the bodies that routes read by themselves, within a time."""
+    bodies = {"/v1/ingest": Batch, "/v1/beat": Beat}
+    schemas, parts = msgspec.json.schema_components(bodies.values(), ref_template="#/components/schemas/{name}")
+    parts["Batch"]["properties"]["events"]["items"] = {
+        "type": "object",
+        "description": "An event, as GET /v1/events gives it, without seq, source and received_at.",
+        "required": ["event", "id", "at"],
+        "properties": {
+            "event": {"type": "string", "enum": sorted(kind.__struct_config__.tag for kind in get_args(AnyEvent))},
+            "id": {"type": "string"},
+            "at": {"type": "number", "description": "Unix seconds, by the reporter's clock."},
+        },
+    }
+    found["components"]["schemas"] = dict(sorted({**parts, **found["components"]["schemas"]}.items()))
+    for path, schema in zip(bodies, schemas, strict=True):
+        body = {"content": {"application/json": {"schema": schema}}, "required": True}
+        found["paths"][path]["post"]["requestBody"] = body
     return found
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.claim import claim
 from holdfast.checkpoint.errors import CheckpointError, SaveError
 from holdfast.checkpoint.fence import Fence, Seal, inadmissible
 from holdfast.checkpoint.files import HashingFile, copy_hashed, fsync_folder, hash_file, is_full, open_file, rename_bad
@@ -234,14 +235,21 @@ class CheckpointStore:
 
         Raises:
             FencedError: a newer attempt has been started.
-            SaveError: the folder cannot be written.
+            SaveError: the folder cannot be written, or another job saves into it.
         """
         self.fence.check(f"save step {step}")
         writer = self._sealed().writer
         try:
-            return PendingCheckpoint(self, step, writer)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            other = claim(self.folder, self.fence.job_dir)
+            if other is None:
+                return PendingCheckpoint(self, step, writer)
         except OSError as error:
             raise self.save_error(step, error) from error
+        raise SaveError(
+            f"the checkpoint of step {step} was not saved in {self.folder}: {other} saves there; "
+            "give each job a folder of its own"
+        )
 
     def save_error(self, step: int, error: OSError) -> SaveError:
         """The sentence for a file system that failed while a step was being saved."""
@@ -300,7 +308,7 @@ class CheckpointStore:
         for root in (self.folder, *self.mirrors):
             sound = [info for info in _scan_or_nothing(root) if info.ok]
             good = [info.name for info in sound if _reason(info, seals) is None]
-            if len(good) < keep:
+            if len(good) < keep or claim(root, self.fence.job_dir) is not None:
                 continue
             for info in sound:
                 if info.name in good[:keep]:
@@ -311,9 +319,14 @@ class CheckpointStore:
         return removed
 
     def sweep(self) -> list[str]:
-        """Remove unfinished writes of this and older epochs, left by writers that died or are cut off."""
+        """Remove unfinished writes of this and older epochs, left by writers that died or are cut off.
+
+        Where another job saves nothing is removed: what is unfinished there is under way.
+        """
         removed: list[str] = []
         for root in (self.folder, *self.mirrors):
+            if claim(root, self.fence.job_dir) is not None:
+                continue
             for path in _leftovers(root, self.fence.epoch):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path.name)
@@ -324,9 +337,11 @@ class CheckpointStore:
 
         Raises:
             FencedError: a newer attempt has been started.
-            SaveError: a file changed on the way.
+            SaveError: a file changed on the way, or another job saves into this mirror.
             OSError: either side failed.
         """
+        if root in self.mirrors and root.is_dir() and (other := claim(root, self.fence.job_dir)) is not None:
+            raise SaveError(f"{other} saves into {root}; give each job a folder of its own")
         manifest, _, problem = _read_manifest(published)
         if manifest is None or problem is not None:
             raise SaveError(f"{published} is not copied to {root}: {problem}")

@@ -21,7 +21,7 @@ from holdfast.cli.options import ConfigOption, DirOption, JournalOption, OptionS
 from holdfast.cli.records import open_journal_file
 from holdfast.errors import NotFoundError, UsageError
 from holdfast.model.audit import ChainError, Head, read_head, verified
-from holdfast.wiring.settings import load_settings
+from holdfast.wiring.settings import cluster_folder
 
 R = TypeVar("R")
 
@@ -129,12 +129,9 @@ def _lines_of(files: list[Path]) -> Iterator[str]:
 def _read(at: JournalAt, work: Callable[[Connection], R]) -> R:
     name = at.journal
     if name is None:
-        folder = at.cluster_dir
-        if folder is None:
-            settings = load_settings(at.config)
-            folder = settings.path(settings.config.dir)
-        if folder is None:
-            raise UsageError("which journal? Give --dir CLUSTER_DIR, or --journal JOURNAL")
+        folder = cluster_folder(
+            at.cluster_dir, at.config, otherwise="which journal? Give --dir CLUSTER_DIR, or --journal JOURNAL"
+        )
         name = str(folder / "controller" / "journal.db")
     journal: Any = open_journal_file(name)
 

@@ -146,7 +146,7 @@ def run(
         )
     )
     if given.junit is not None:
-        given.junit.write_text(render_junit(finished), encoding="utf-8")
+        screen.save(given.junit, render_junit(finished))
     if json:
         screen.say_json(run_form(finished))
     else:

@@ -257,7 +257,7 @@ def explain(
         warn=lambda text: complaints.print(f"warning: {text}", markup=False),
     )
     if html is not None:
-        html.write_text(page(explained, catalogue), encoding="utf-8")
+        screen.save(html, page(explained, catalogue))
     if json:
         screen.say_json(explained)
     else:

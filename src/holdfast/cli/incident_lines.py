@@ -15,7 +15,7 @@ from holdfast.cli.cluster_tables import for_people
 from holdfast.cli.json_forms import form
 from holdfast.cli.records import Records
 from holdfast.controller.fleet import incident_line
-from holdfast.errors import UsageError, UserError
+from holdfast.errors import UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import IncidentRecord
 from holdfast.report.csv_form import csv_lines
@@ -78,10 +78,7 @@ def write_lines(path: Path, incident: IncidentRecord, lines: list[Line], words: 
         text = _as_markdown(incident, lines, words)
     else:
         raise UsageError(f"-o {path}: write to a file that ends in .csv, .json or .md")
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    screen.save(path, text)
     screen.say(f"{path}", err=True)
 
 

@@ -274,7 +274,7 @@ def _write(path: Path, form: Format, data: ReportData, kind: Kind, templates: Pa
             print_pdf(_text(data, Format.HTML, kind, templates), path)
         else:
             text = _text(data, form, kind, templates)
-            path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8", newline="")
+            screen.save(path, text if text.endswith("\n") else text + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     screen.say(f"{path}", err=True)

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,11 +21,12 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.errors import NotFoundError
+from holdfast.errors import NotFoundError, UserError
 from holdfast.model import plain_text
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import IncidentRecord, JobState, NodeState
 from holdfast.model.toml_lines import nearest
+from holdfast.os.files import write_whole
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -199,3 +201,20 @@ def fold(names: Iterable[str]) -> str:
 
         plain = [str(NodeSet.fromlist(plain, resolver=RESOLVER_NOGROUP))]
     return ",".join([*plain, *odd])
+
+
+def save(path: Path, text: str | bytes) -> None:
+    """Write a page or report. A disk that is full leaves the one before as it is.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    data = text if isinstance(text, bytes) else text.encode()
+    try:
+        place = path.resolve()
+        if place.exists() and not place.is_file():
+            place.write_bytes(data)  # /dev/stdout, a pipe
+        else:
+            write_whole(place, data)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -132,7 +132,7 @@ def simulate(context: typer.Context, request: Request) -> None:
     question = request.question()
     answers = _ask(question, request.cases(), range(request.seed, request.seed + request.seeds), request.parallel)
     if request.page is not None:
-        request.page.write_text(render(_title(question), _facts(question, request.seeds), answers), encoding="utf-8")
+        screen.save(request.page, render(_title(question), _facts(question, request.seeds), answers))
     if request.json:
         screen.say_json(_form(question, answers, request.seed))
         return

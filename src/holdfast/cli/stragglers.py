@@ -72,7 +72,7 @@ def stragglers(
     recording = record(_rows(paths))
     found = judged(recording)
     if html is not None:
-        html.write_text(page(recording, found), encoding="utf-8")
+        screen.save(html, page(recording, found))
     if json:
         screen.say_json(found)
     else:

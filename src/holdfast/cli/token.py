@@ -26,7 +26,7 @@ from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.cli.records import journal_path
 from holdfast.cli.token_ca import CaOptions, made
 from holdfast.errors import HoldfastError, NotFoundError, UsageError
-from holdfast.wiring.settings import load_settings
+from holdfast.wiring.settings import cluster_folder
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 ROLES = ("viewer", "owner", "agent", "operator")
@@ -220,12 +220,9 @@ def ca(
 def _book(at: BookOptions) -> Path:
     if at.token_file is not None:
         return at.token_file
-    folder = at.cluster_dir
-    if folder is None:
-        settings = load_settings(at.config)
-        folder = settings.path(settings.config.dir)
-    if folder is None:
-        raise UsageError("which book? Give --dir CLUSTER_DIR, or --token-file FILE")
+    folder = cluster_folder(
+        at.cluster_dir, at.config, otherwise="which book? Give --dir CLUSTER_DIR, or --token-file FILE"
+    )
     book = folder / "controller" / "tokens"
     if not book.exists():
         raise NotFoundError(f"there is no {book}: the controller makes it when it first starts")

@@ -13,14 +13,14 @@ from typing import Annotated
 
 import typer
 
-from holdfast.adapters.certificates import DAYS, NAME, Pair, issue, make_authority
+from holdfast.adapters.certificates import DAYS, NAME, Pair, check_authority, issue, make_authority
 from holdfast.cli.answer import Answer
 from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption, DirOption, OptionSet
 from holdfast.errors import ConfigError, UsageError
-from holdfast.os.files import write_whole
-from holdfast.os.tls import CA_NAME
-from holdfast.wiring.settings import load_settings
+from holdfast.os.files import read_bounded, write_whole
+from holdfast.os.tls import CA_NAME, PEM_SIZE_MAX
+from holdfast.wiring.settings import cluster_folder
 
 HERE = ("localhost", "127.0.0.1", "::1")
 """What commands on the controller's own machine call it."""
@@ -81,29 +81,41 @@ def made(names: list[str], given: CaOptions) -> Answer:
 def _folder(given: CaOptions) -> Path:
     if given.out is not None:
         return given.out
-    folder = given.cluster_dir
-    if folder is None:
-        settings = load_settings(given.config)
-        folder = settings.path(settings.config.dir)
-    if folder is None:
-        raise UsageError("where? Give --dir CLUSTER_DIR, or --out FOLDER")
-    return folder.absolute() / "controller"
+    otherwise = "where? Give --dir CLUSTER_DIR, or --out FOLDER"
+    return cluster_folder(given.cluster_dir, given.config, otherwise=otherwise).absolute() / "controller"
 
 
 def _authority(folder: Path, now: float) -> Pair:
     """The authority of this folder; it is made where there is none.
 
     Raises:
-        ConfigError: one of its two files is there without the other.
+        ConfigError: one of its two files is there without the other, cannot be read, or is damaged.
     """
     cert, key = folder / CA_NAME, folder / "ca.key"
     if cert.exists() and key.exists():
-        return Pair(cert.read_bytes(), key.read_bytes())
+        return _read(cert, key)
     if cert.exists() or key.exists():
         there, missing = (cert, key) if cert.exists() else (key, cert)
         raise ConfigError(f"is there without {missing.name}: bring that back, or move this one away", file=str(there))
     authority = make_authority(f"Holdfast CA {time.strftime('%Y-%m-%d', time.gmtime(now))}", now=now)
     _written({key: authority.key, cert: authority.cert})
+    return authority
+
+
+def _read(cert: Path, key: Path) -> Pair:
+    read: list[bytes] = []
+    for path in (cert, key):
+        try:
+            read.append(read_bounded(path, PEM_SIZE_MAX))
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    authority = Pair(*read)
+    try:
+        check_authority(authority)
+    except UsageError as error:
+        raise ConfigError(
+            f"{error}; {cert.name} stands beside it: bring both back from a copy", file=str(key)
+        ) from error
     return authority
 
 

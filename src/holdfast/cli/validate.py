@@ -98,9 +98,7 @@ def _finish(run: Run, given: ValidateOptions, folder: Path | None, *, json: bool
         export(run, trends, folder / "run.json")
     learn = given.learn
     if learn is not None:
-        learn.write_text(
-            as_toml(learned(run.nodes, learn.stem, f"run {run.id} of `holdfast validate`")), encoding="utf-8"
-        )
+        screen.save(learn, as_toml(learned(run.nodes, learn.stem, f"run {run.id} of `holdfast validate`")))
     if json:
         screen.say_json(run)
     else:

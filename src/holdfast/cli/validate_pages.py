@@ -64,7 +64,7 @@ def _write(path: Path, **forms: Callable[[], bytes]) -> None:
         *most, last = (f".{name}" for name in forms)
         raise UsageError(f"--report {path}: name a {', '.join(most)} or {last}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(forms[suffix]())
+    screen.save(path, forms[suffix]())
 
 
 def as_csv(run: Run) -> str:

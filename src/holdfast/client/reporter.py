@@ -15,7 +15,7 @@ from holdfast.client.http import AsyncClient
 from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.model.events import AnyEvent
 from holdfast.model.wire import encode
-from holdfast.os.files import write_whole
+from holdfast.os.files import append_whole, write_whole
 
 BATCH_MAX = 500
 BATCH_BYTES_MAX = 2 * 1024 * 1024
@@ -102,8 +102,7 @@ class Spool:
             self.dropped += 1
         if self._path is not None:
             try:
-                with self._path.open("ab") as file:
-                    file.write(event + b"\n")
+                append_whole(self._path, event + b"\n")
             except OSError:
                 # Telling about the full disk matters more than keeping the telling on it.
                 return

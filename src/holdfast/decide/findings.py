@@ -275,11 +275,10 @@ def node_fault(turn: Turn, finding: Finding) -> None:
             _fault_in_allocation(turn, turn.state.jobs[slug], finding)
         return
     node = nodes.record_of(turn, name)
-    if finding.at and finding.at < node.clean_at - LATE_SLACK_S and not finding.rule.startswith("node.lost"):
-        turn.tell(node, f"{story.of_finding(finding)}: older than its repair or its return to service, so it is stale.")
-        return
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)
+    if _is_stale(turn, node, finding) or leads_to_nothing(turn, node, finding, [*jobs, *gone]):
+        return
     keys = incidents.domain_keys(node, finding)
     incident = _incident_for(turn, node, [*jobs, *gone], [*keys, *_held_back_with(turn, node, finding)])
     is_known = incident is not None and name in incident.nodes
@@ -305,6 +304,19 @@ def node_fault(turn: Turn, finding: Finding) -> None:
         _disturb(turn, incident, finding, jobs, gone)
     if incident.would and incident.diagnosis is None:
         incidents.judge(turn, incident, jobs[0] if jobs else None)
+
+
+def _is_stale(turn: Turn, node: NodeRecord, finding: Finding) -> bool:
+    """It is of before the node was repaired or returned."""
+    if not finding.at or finding.at >= node.clean_at - LATE_SLACK_S or finding.rule.startswith("node.lost"):
+        return False
+    turn.tell(node, f"{story.of_finding(finding)}: older than its repair or its return to service, so it is stale.")
+    return True
+
+
+def leads_to_nothing(turn: Turn, node: NodeRecord, finding: Finding, jobs: list[JobRecord]) -> bool:
+    """Evidence against a retired node that no job uses: it is written down, and no incident of its own."""
+    return not jobs and nodes.is_out_already(turn, node, finding)
 
 
 def _held_back_with(turn: Turn, node: NodeRecord, finding: Finding) -> list[str]:

@@ -366,6 +366,15 @@ def timer(turn: Turn, node: NodeRecord) -> None:
         repair.check_drained(turn, node)
 
 
+def is_out_already(turn: Turn, node: NodeRecord, finding: Finding) -> bool:
+    """Evidence against a node that was retired is written down; a person was told then, and nothing is left to do."""
+    if node.phase is not NodeState.RETIRED:
+        return False
+    node_record.accuse(node, finding.rule)
+    turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
+    return True
+
+
 def suspect(
     turn: Turn, node: NodeRecord, incident: IncidentRecord, finding: Finding, *, job: JobRecord | None = None
 ) -> None:
@@ -373,12 +382,11 @@ def suspect(
 
     `job`: whose diagnosis names the node; None: whoever the event is from says so.
     """
+    trust.note(turn, node, finding, job)
+    if is_out_already(turn, node, finding):
+        return
     state = node.phase
     node_record.accuse(node, finding.rule)
-    trust.note(turn, node, finding, job)
-    if state is NodeState.RETIRED:
-        turn.tell(node, f"{story.of_finding(finding)}; it is out of service already.")
-        return
     incidents.attach_node(turn, incident, node)
     incident = repair.incident_of(turn, node) or incident
     turn.tell(node, f"{story.of_finding(finding)}.")

@@ -112,6 +112,11 @@ class _Watched:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signum)
 
+    @property
+    def is_running(self) -> bool:
+        """It has not ended, so that its number is its own."""
+        return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
+
     def close(self) -> None:
         """Stop watching."""
         if self._pidfd >= 0:

@@ -167,9 +167,18 @@ class RankSet:
         if known is not None:
             known.close()
         try:
-            self.found[rank] = Foreign(pid, ended)
+            foreign = Foreign(pid, ended)
         except ProcessLookupError:
             return
+        if self._is_below(foreign):
+            self.found[rank] = foreign
+        else:
+            foreign.close()
+
+    def _is_below(self, foreign: Foreign) -> bool:
+        """The process that is held runs below the command: its number may have been given anew since it was found."""
+        command = self.children.get(None)
+        return command is not None and foreign.pid in descendants([command.pid]) and foreign.is_running
 
     def close(self) -> None:
         """Stop watching ranks that are not ours."""

@@ -34,12 +34,39 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = F
     """
     staged = path.with_name(f".{path.name}.new")
     staged.unlink(missing_ok=True)
-    with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    staged.replace(path)
+    try:
+        with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # what did not fit is in nobody's way
+            staged.unlink()
+        raise
+
+
+def append_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
+    """Add to a file, which is made where it is missing: all or nothing, so that no half line takes the next along.
+
+    Raises:
+        OSError: it cannot be written; the file is as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            if durable:
+                os.fsync(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLD
 MUNGE = "HOLDFAST_MUNGE"
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file the time of its last change (ns), its inode and its size (bytes); zeros where there is none."""
-_PEM_SIZE_MAX = 1 << 22
+PEM_SIZE_MAX = 1 << 22
 _YES = frozenset({"1", "true", "t", "yes", "y", "on"})
 """What counts as yes in the environment, for every command alike."""
 _NO = frozenset({"", "0", "false", "f", "no", "n", "off"})
@@ -101,13 +101,13 @@ class Trust(Struct, frozen=True):
         ca_file = str(self.ca_file) if self.ca_file is not None else None
         try:
             if self.ca_file is not None:
-                read_bounded(self.ca_file, _PEM_SIZE_MAX)  # OpenSSL would wait for the writer of a pipe
+                read_bounded(self.ca_file, PEM_SIZE_MAX)  # OpenSSL would wait for the writer of a pipe
             context = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise ConfigError(f"the certificate authority cannot be read: {error}", file=str(ca_file)) from error
         if self.cert_file is not None:
             try:
-                read_bounded(self.cert_file, _PEM_SIZE_MAX)
+                read_bounded(self.cert_file, PEM_SIZE_MAX)
                 context.load_cert_chain(self.cert_file, password=_none)
             except (OSError, ValueError) as error:
                 raise ConfigError(
@@ -340,7 +340,7 @@ def _shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SSLObje
 
 def _pem(path: Path, what: str) -> str:
     try:
-        text = read_bounded(path, _PEM_SIZE_MAX).decode("ascii", errors="replace")
+        text = read_bounded(path, PEM_SIZE_MAX).decode("ascii", errors="replace")
     except FileNotFoundError:
         raise ConfigError("there is no such file", file=str(path)) from None
     except OSError as error:

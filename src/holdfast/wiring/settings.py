@@ -230,6 +230,22 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
     )
 
 
+def cluster_folder(given: Path | None, config: Path | None, *, otherwise: str) -> Path:
+    """The cluster's folder that a command is about: `--dir`, or what holdfast.toml names.
+
+    Raises:
+        UsageError: neither names one; the sentence is `otherwise`.
+        ConfigError: see `load_settings`.
+    """
+    if given is not None:
+        return given
+    settings = load_settings(config)
+    folder = settings.path(settings.config.dir)
+    if folder is None:
+        raise UsageError(otherwise)
+    return folder
+
+
 def _hint() -> str:
     """The embedded cluster of `holdfast cluster up`, when it has a controller: most likely that one is meant."""
     try:

@@ -6,11 +6,13 @@ passes only while a node boots (`power_on`).
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from holdfast.adapters.local import node_init
 from holdfast.adapters.local.nodes import LocalNode, Power
 from holdfast.adapters.local.protocol import (
     Breaker,
@@ -65,10 +67,38 @@ def _signal(node: LocalNode, sig: int, pid: int, target: str) -> list[int]:
     if sig not in {int(known) for known in signal.Signals}:
         raise UsageError(f"there is no signal {sig}")
     pids = [pid] if pid else node.pids_of(target)
-    if pid and pid not in node.pids_of("node"):
-        # The breaker must not reach beyond its node: it runs with the daemon's rights.
-        raise RefusedError(f"process {pid} does not run on {node.name}")
     if not pids:
         raise NotFoundError(f"nothing runs on {node.name} that is `{target}`")
-    node_init.send_signal([one for one in pids if one != os.getpid()], sig)
-    return pids
+    hit = strike(pids, sig, of=lambda: node.pids_of("node"))
+    if pid and not hit:
+        raise RefusedError(f"process {pid} does not run on {node.name}")
+    return hit
+
+
+def strike(pids: Sequence[int], sig: int, *, of: Callable[[], Collection[int]]) -> list[int]:
+    """Signal those of these processes that belong to a node, and return them.
+
+    The breaker must not reach beyond its node: it runs with the daemon's rights. A number may be another process's by
+    the time of the signal, so each process is held by a descriptor first, and looked at then.
+
+    Args:
+        pids: as they were found.
+        sig: the signal.
+        of: tells the node's processes as they are now.
+    """
+    held: dict[int, int] = {}
+    try:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                held[pid] = os.pidfd_open(pid)
+        theirs = set(of()) - {os.getpid()}
+        hit = []
+        for pid, fd in held.items():
+            if pid in theirs and not select.select([fd], [], [], 0)[0]:  # alive, so that its number is its own
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(fd, sig)
+                    hit.append(pid)
+        return hit
+    finally:
+        for fd in held.values():
+            os.close(fd)

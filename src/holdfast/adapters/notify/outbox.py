@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,7 @@ from holdfast.adapters.tasks import end
 from holdfast.errors import TemporaryOrderError
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
-from holdfast.os.files import write_whole
+from holdfast.os.files import append_whole, write_whole
 from holdfast.ports import Clock
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 300.0
@@ -252,11 +251,7 @@ class Outbox(Collector):
             self._compact()
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                _append(descriptor, data)
-            finally:
-                os.close(descriptor)
+            append_whole(self._path, data, mode=0o600, durable=True)
         except OSError as error:
             raise TemporaryOrderError(f"the outbox {self._path} cannot be written: {error.strerror}") from error
         self._lines += len(lines)
@@ -316,16 +311,3 @@ class Outbox(Collector):
         for name, count in self.waiting().items():
             waits.add_metric([name], count)
         yield waits
-
-
-def _append(descriptor: int, data: bytes) -> None:
-    """All of it, flushed to disk, or nothing: half a line would take the next one with it. Raises OSError."""
-    size = os.fstat(descriptor).st_size
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-        os.fsync(descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
