@@ -21,8 +21,9 @@ from .record import OK, REFUSED, UNKNOWN, Recorder
 
 TIMEOUT_S = 0.6
 PAUSE_S = 0.03
-BACK_OFF_S = 0.15
-"""After a request without an answer, at most."""
+BACK_OFF_S = 0.1
+"""After a request without an answer, at most; longer after several."""
+BACK_OFF_MAX_S = 0.8
 AFTER = 3
 """Requests of each client once the faults are over: who was stopped wakes up, and may believe that it leads."""
 BEHIND_S = 2500.0
@@ -61,6 +62,8 @@ class Client:
     at: int = 0
     """Which controller it asks; another one once this one does not answer as one that leads."""
     sent: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
+    unanswered: int = 0
+    """Requests in a row without an answer."""
     _http: httpx.AsyncClient | None = None
 
     def http(self) -> httpx.AsyncClient:
@@ -95,8 +98,8 @@ class Client:
         if outcome == UNKNOWN or self.rng.random() < 0.1:
             self.at = (self.at + 1) % len(self.desk.urls)
         self.desk.recorder.complete(number, outcome, **answer)
-        if outcome == UNKNOWN:
-            await asyncio.sleep(self.rng.uniform(0.0, BACK_OFF_S))
+        self.unanswered = self.unanswered + 1 if outcome == UNKNOWN else 0
+        await asyncio.sleep(self.rng.uniform(0.0, min(BACK_OFF_MAX_S, BACK_OFF_S * self.unanswered)))
         return outcome
 
     # --- an agent ---

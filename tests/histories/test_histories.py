@@ -32,7 +32,7 @@ def played(folder: Path, seed: int, count: int, store: str) -> Outcome:
     return outcome
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
 def test_short_histories_keep_every_promise(tmp_path: Path, store: str):
     """Fifteen histories on each store: nothing that was acknowledged is lost or doubled, and no read goes back."""
