@@ -16,7 +16,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, NodeView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Domain, Evidence, EvidenceKind, Finding, Place, Remedy, Role
-from holdfast.model.policy import Brake, Limits, Mode, NodeRules, Policy, PolicySet, Proof
+from holdfast.model.policy import Brake, Limits, Mode, NodeRules, Policy, PolicySet, Proof, Trust
 
 KEYS = [JobKey("c", "1"), JobKey("c", "2"), JobKey("c", "2", 2)]
 NODES = ["n1", "n2", "n3", "n4", "n5", "n6"]
@@ -34,6 +34,17 @@ RULES = [
     ("nccl.timeout", Domain.NETWORK, Remedy.NONE, EvidenceKind.LOG),
     ("fs.io", Domain.STORAGE, Remedy.NONE, EvidenceKind.EXIT),
 ]
+
+
+def _trust(policy: Policy) -> Trust:
+    """Off in about half of the storms."""
+    number = policy.limits.max_in_place
+    return Trust(
+        two_witnesses=policy.brake.max_nodes % 2 == 0,
+        reporter_nodes=number % 3,
+        reporter_requeues=number // 2,
+        approvals=1 + (number == 3),
+    )
 
 
 class Chaos:
@@ -55,7 +66,7 @@ class Chaos:
             ),
         )
         # Not drawn: a seed's storm stays what it is.
-        policy = replace(policy, hold_first=policy.limits.max_requeues % 2 == 1)
+        policy = replace(policy, hold_first=policy.limits.max_requeues % 2 == 1, trust=_trust(policy))
         self.policies = PolicySet(site=policy)
         self.engine = Engine(self.policies, scope=scope)
         self.scope = scope
@@ -191,7 +202,8 @@ def _command(c: Chaos, base):
     proposed = [record.order.id for record in c.engine.proposed_orders()]
     if proposed and r.random() < 0.6:
         command = r.choice([e.Command.APPROVE, e.Command.APPROVE, e.Command.REJECT])
-        return e.OperatorCommand(**base, command=command, who="mei", order=r.choice(proposed))
+        by = f"person-{c.count % 3}"
+        return e.OperatorCommand(**base, command=command, who="mei", by=by, order=r.choice(proposed))
     target = r.choice([{"node": r.choice(NODES)}, {"job": r.choice(c.keys)}, {"group": "gpu"}, {"order": "x"}, {}])
     return e.OperatorCommand(
         **base,

@@ -90,6 +90,15 @@ def test_the_schedulers_own_check_suffices():
     assert play.ns() is NodeState.QUARANTINED
 
 
+def test_a_launchers_claim_of_a_loss_has_its_second_kind_already():
+    """The controller asks the scheduler's side before the engine hears of it (`controller/claims.py`)."""
+    play = running(two_witnesses=True, reporter_nodes=1)
+    for name in ("n2", "n3"):
+        play.do(e.NodeGone, node=name, evidence="reset; the scheduler says so too (DOWN)", source=LAUNCHER)
+        assert play.ns(name) is NodeState.QUARANTINED
+    assert play.engine.state.brakes["gpu"].reporters == {}
+
+
 def test_the_agents_word_is_the_second_kind():
     """What waited is ordered at once, and the proposal is taken back."""
     play = running(two_witnesses=True)

@@ -91,7 +91,8 @@ class World:
 
     def approve(self) -> bool:
         for record in self.engine.proposed_orders():
-            self.tell(e.OperatorCommand, command=e.Command.APPROVE, who="mei", order=record.order.id)
+            by = f"other-{len(record.approvals)}"
+            self.tell(e.OperatorCommand, command=e.Command.APPROVE, who="mei", by=by, order=record.order.id)
             return True
         for job in list(self.engine.state.jobs.values()):
             if job.held_by and job.state is JobState.HELD:

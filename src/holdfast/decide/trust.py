@@ -28,7 +28,12 @@ def launcher_of(job: JobRecord) -> str:
 
 
 def reporter_of(turn: Turn, finding: Finding) -> str:
-    """Who stands behind the event's finding; empty: no reporter does."""
+    """Who stands behind the event's finding; empty: no reporter does.
+
+    A loss that a launcher claims is none: the controller hands it on with what confirms it (`controller/claims.py`).
+    """
+    if not isinstance(turn.event, e.FindingSeen):
+        return ""
     if finding.job is not None and finding.is_rank_log:
         return f"{_LAUNCHER}{finding.job.id}"
     source = turn.event.source
