@@ -44,7 +44,7 @@ def test_whoever_it_concerns_is_told_what_why_and_where_to_look(tmp_path: Path, 
     asked = {"mei": {"owners": ("mei",)}, "ken": {"owners": ("ken",)}, "network": {"domains": ("network",)}}
     asked["cpu"] = {"partitions": ("cpu",)}
     config = NotifyConfig(
-        link="https://hold.example", dashboard="https://graf.example/d/1", group_s=0.0,
+        link="https://hold.example", dashboard="https://graf.example/d/1", group_s=0.0, allow=("127.0.0.1",),
         to=tuple(Destination(name=name, url=webs[name].url, **asked.get(name, {})) for name in NAMES),
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from holdfast.report.tables import spoken
 from holdfast.report.timeline import timeline
 
 _FORMULA = re.compile(r"[\s\ufeff\x00-\x1f]*[=+@\-\uff1d\uff0b\uff20\uff0d]|[\t\r\n]")
-"""Full-width signs too, which spreadsheets of East Asia take for plain ones; blanks before a sign count for nothing."""
+"""Full-width signs, too, which spreadsheets of East Asia take for the plain ones. Blanks before a sign do not help."""
 _NUMBER = re.compile(r"[+-]?\d[\d.,]*([eE][+-]?\d+)?( ?%)?|-")
 """A sign by itself stands for an unknown value."""
 
