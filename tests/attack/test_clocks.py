@@ -328,3 +328,43 @@ def test_a_launcher_whose_clock_is_set_restarts_nothing_and_sees_the_fault(launc
     assert all(began - 5 <= one <= time.time() + 5 for one in times), times
     received = [one.received_at for one in run.events()]
     assert received == sorted(received)
+
+
+DIES = """
+import os, time
+from holdfast import telemetry
+for step in range(1, 30):
+    with telemetry.step(step):
+        time.sleep(0.05)
+    if os.environ["RANK"] == "1" and step == 20:
+        raise SystemExit(3)
+time.sleep(600)
+"""
+
+
+@pytest.mark.cluster
+def test_a_node_two_hours_behind_tells_its_leader_true_times(launched, tmp_path: Path) -> None:  # noqa: F811
+    """Two launchers, one with a clock that is 2 h behind: its rank's end, and all steps, are of now in the journal."""
+    clock, site, script = tmp_path / "clock", tmp_path / "site", tmp_path / "train.py"
+    clock.write_text(str(-2 * HOUR))
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SET)
+    script.write_text(DIES)
+    (tmp_path / "job").mkdir()
+    both = {
+        "HOLDFAST_JOB_ID": "12", "HOLDFAST_NODELIST": "node01,node02", "HOLDFAST_CLUSTER": "here", "HOLDFAST_LEASE_S": "30",
+    }  # fmt: skip
+    behind = {
+        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]), "SET_CLOCK": str(clock),
+        "HOLDFAST_NODE_RANK": "1",
+    }  # fmt: skip
+    words = ("--max-restarts", "0", "--standbys", "0", str(script))
+    began = time.time()
+    follower = launched(*words, node="node02", env={**both, **behind})
+    leader = launched(*words, node="node01", env={**both, "HOLDFAST_NODE_RANK": "0"})
+    assert leader.wait() == 3
+    follower.wait()
+    found = [one.finding for one in leader.events("finding_seen")]
+    assert [(one.rule, one.place.node) for one in found] == [("exit.code.3", "node02")], found
+    times = [one.at for one in leader.events()] + [one.at for one in found]
+    assert all(began - 5 <= one <= time.time() + 5 for one in times), sorted(times)

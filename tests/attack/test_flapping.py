@@ -85,7 +85,7 @@ def sick(world: World, number: int) -> None:
     world.tell(e.FindingSeen, source="agent:n2", finding=found)
 
 
-@pytest.mark.parametrize("minutes", [0.02, 1.0, 30.0])
+@pytest.mark.parametrize("minutes", [1.0, *(pytest.param(each, marks=pytest.mark.soak) for each in (0.02, 30.0))])
 @pytest.mark.parametrize("change", [unknown, down, silent, sick])
 def test_a_flapping_node_leads_to_few_of_everything(change: Callable[[World, int], None], minutes: float) -> None:
     """However it flaps, and however fast: a few incidents, notices and orders, at most two restarts of its job."""
