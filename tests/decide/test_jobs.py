@@ -476,8 +476,29 @@ def test_a_launcher_of_the_run_that_is_being_given_up_does_not_revive_the_job():
     play.attach(restart_count=1)
     assert play.state is JobState.GIVEN_UP
     assert play.open(o.GiveUp)
+    play.done(o.GiveUp)
     play.attach(restart_count=2)
     assert play.state is JobState.WATCHING
+
+
+@pytest.mark.parametrize("told_by", ["scheduler", "launcher"])
+def test_a_start_by_the_scheduler_does_not_take_back_a_give_up_that_is_under_way(told_by):
+    """The scheduler requeues a job whose node failed, unseen, as we give the job up: its budget is used up all the same."""
+    play = Play(limits=Limits(max_requeues=0)).plain()
+    play.xid("n2")
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+    if told_by == "scheduler":
+        play.job(state=S.PENDING, restart_count=1, nodes=())
+        play.job(state=S.RUNNING, nodes=NODES)
+    play.attach(restart_count=1)
+    assert play.state is JobState.GIVEN_UP
+    assert play.open(o.GiveUp)
+    play.done(o.GiveUp)
+    play.job(state=S.CANCELLED)
+    assert play.state is JobState.GIVEN_UP
+    play.job(state=S.PENDING, restart_count=2)
+    assert play.state is JobState.WATCHING, "a person queues it once more"
 
 
 def test_a_launcher_that_gives_up_what_a_bad_node_did_is_overruled(play):

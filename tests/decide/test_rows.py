@@ -135,7 +135,9 @@ JOB_ROADS = {
     "proving": road(cluster, proving),
     "proving_inside": road(inside, proving_inside),
     "completed": road(lambda: Play().plain(), lambda play: play.job(state=S.COMPLETED, exit_code=0)),
-    "given_up": road(cluster, lambda play: play.say(Command.GIVE_UP, job=KEY)),
+    "given_up": road(
+        cluster, lambda play: play.say(Command.GIVE_UP, job=KEY), lambda play: play.job(state=S.CANCELLED)
+    ),
     "cancelled": road(lambda: Play().plain(), lambda play: play.job(state=S.CANCELLED)),
 }
 JOB_DEEDS = {

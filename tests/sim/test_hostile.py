@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.model import events as e
+from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
 from holdfast.sim.checkers.hostile import about_the_liar, lies_change_nothing_of_others
 from holdfast.sim.checkers.journal import Replayed
@@ -15,7 +16,7 @@ from holdfast.sim.faults import plan
 from holdfast.sim.fuzz import Trial
 from holdfast.sim.history import BeatTaken, Lied, RunBegan
 from holdfast.sim.options import EDITION_5, draw
-from sim.histories import Tale
+from sim.histories import Tale, order
 from sim.hostile_mutants import OPENED, caught_by, complaints
 
 FOUND_BY = {
@@ -97,6 +98,42 @@ def test_a_record_of_another_job_that_a_lie_has_changed_is_told():
     assert said(told, {"node:n2": ends}, {"node:n2": ends}) == []
     (complaint,) = said(told, {"job:c/8#1": ends}, {"job:c/8#1": lasts})
     assert complaint == "because of agent:n1 job:c/8#1 is state held in place of watching"
+
+
+def lied() -> Tale:
+    """One lie of the agent of n1, and an honest event after it."""
+    told = tale("agent:n1", *[e.StepReached(id="x", at=0.0, job=JOB, attempt=0, step=step) for step in (1, 2)])
+    lie, honest = told.history.steps[-2:]
+    told.history.steps[-2] = replace(lie, event=replace(lie.event, id="agent:n1/lie-1"))
+    told.history.told[honest.event.id] = "agent:n1"
+    return told
+
+
+@pytest.mark.parametrize("topic", ["brake:gpu", "other"])
+def test_what_the_brake_holds_back_is_no_other_complaint(topic):
+    """The liar's own node takes a place of its group's brake: another's quarantine waits, and so does who leaves it."""
+    told = lied()
+    fence = order(o.QuarantineNode, "c1", why="Xid 74")
+    left = order(o.SetExcluded, "c2", nodes=("n3",))
+    note = o.Notify(id="c3", cause=5, incident="", topic=topic, title="tripped", text="")
+    made = [replace(fence, cause=4), note], [replace(left, job=OTHER, nodes=())]
+    twin = [replace(fence, cause=5, node="n3"), replace(left, job=OTHER)]
+    whole = len(told.history.steps)
+    judge = lies_change_nothing_of_others(
+        told.history,
+        lambda events: Replayed([*made] if len(events) == whole else [twin], {}),
+    )
+    about = [text.split()[3] for text in judge]
+    assert about == ([] if topic == "brake:gpu" else ["c/8#1", "n3"])
+
+
+def test_what_failed_together_in_the_twin_alone_is_judged_together():
+    """A lie moved one of them into an incident of its own: nothing was taken from it by that."""
+    one = b'{"opened_at":1,"findings":[],"nodes":["n3"]}'
+    both = b'{"opened_at":0,"findings":[],"nodes":["n3","n4"]}'
+    made, twin = {"incident:ia": one}, {"incident:ib": both}
+    assert said(lied(), made, twin) == []
+    assert said(lied(), made, {}) == ["because of agent:n1 the incident of n3 opened at 1 is there"]
 
 
 def test_an_id_that_is_not_the_liars_is_told():

@@ -62,7 +62,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         _is_over(turn, job)
         grown = view.state not in ENDED and view.restart_count > old.restart_count
         again = grown or (view.state in _STARTS and old.state in ENDED)
-        if again and view.state is not SchedulerState.UNKNOWN and not _by_our_requeue(turn, job):
+        if again and view.state is not SchedulerState.UNKNOWN and not _is_not_news(turn, job, old):
             restart.revive(turn, job)
     elif view.state in ENDED:
         _started_unseen(turn, job, old)
@@ -85,6 +85,16 @@ def _is_over(turn: Turn, job: JobRecord) -> None:
     """The scheduler confirms the end of a job that is given up or cancelled: its attempt ran until then."""
     if job.view.state in ENDED:
         job_record.end_with_its_run(turn, job)
+
+
+def _is_not_news(turn: Turn, job: JobRecord, old: JobView) -> bool:
+    """Was a job that is over queued anew by us, or before its end could take effect, so that it stays over?"""
+    return _is_being_ended(turn, job, old) or _by_our_requeue(turn, job)
+
+
+def _is_being_ended(turn: Turn, job: JobRecord, old: JobView) -> bool:
+    """Has our give-up not taken effect yet? What the scheduler starts by itself until then takes nothing back."""
+    return old.state not in ENDED and turn.orders.under_way(job.about, o.GiveUp)
 
 
 def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
@@ -291,9 +301,9 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         job = job_record.create(turn, view)
     if event.restart_count < job.view.restart_count:
         return
-    known_run = event.restart_count == job.view.restart_count
+    view = job.view
+    known_run = event.restart_count == view.restart_count
     if not known_run or (turn.in_allocation and event.nodes):
-        view = job.view
         changed = replace(
             view,
             restart_count=event.restart_count,
@@ -305,8 +315,8 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         attempt = job.attempt
         if attempt is not None and event.restart_count <= attempt.restart_count:
             return
-        if known_run and (job.view.state in ENDED or turn.orders.under_way(job.about, o.GiveUp)):
-            return  # a late word from the run that has ended, or that is being ended for good
+        if (known_run and view.state in ENDED) or _is_being_ended(turn, job, view):
+            return  # a late word from the run that has ended, or one from the job that is being ended for good
         restart.revive(turn, job)
     pending = turn.orders.under_way(job.about, o.RequeueHeld)
     if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):

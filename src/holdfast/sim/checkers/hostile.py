@@ -5,7 +5,8 @@ user the jobs that they submitted. What was never together with any of that is c
 that is given all events but the lies must give the same orders for it, in the same order, and come to the same records.
 What shared a node, a job or an incident with the liar's own waits for it, as do jobs that were kept off its nodes, and
 what failed together behind one switch is judged together: from those nothing may be taken, and nothing of them ended,
-because of lies alone. What a lie may cost its own is bounded by the other judges.
+because of lies alone. So it is with a node whose quarantine waits because those of the liar's own count to the brake of
+its group, and with jobs that were kept off that node. What a lie may cost its own is bounded by the other judges.
 """
 
 from __future__ import annotations
@@ -182,8 +183,10 @@ def _harm(history: History, own: Own, source: str) -> Iterator[str]:
 
 
 def _differences(made: Replayed, twin: Replayed, own: Own, source: str) -> Iterator[str]:
+    moved = _held_back(made, twin) if own.nodes & {*_fenced(made), *_fenced(twin)} else set()
+    own.shared_nodes |= moved | _together(twin) - own.nodes
     for orders in (*made.orders, *twin.orders):
-        kept_off = [one for one in orders if isinstance(one, o.SetExcluded) and own.nodes & {*one.nodes}]
+        kept_off = [one for one in orders if isinstance(one, o.SetExcluded) and (own.nodes | moved) & {*one.nodes}]
         own.shared_jobs |= {one.job for one in kept_off}
     given, without = _orders(made, own), _orders(twin, own)
     for about in sorted(given.keys() | without.keys()):
@@ -199,6 +202,31 @@ def _differences(made: Replayed, twin: Replayed, own: Own, source: str) -> Itera
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             yield f"because of {source} {name} is {_differing(after.get(name), before.get(name))}"
+
+
+def _together(twin: Replayed) -> set[str]:
+    """Nodes that share an incident in the twin."""
+    records = [msgspec.json.decode(written) for name, written in twin.records.items() if name.startswith("incident:")]
+    return {node for fields in records if len(fields.get("nodes", ())) > 1 for node in fields["nodes"]}
+
+
+def _held_back(made: Replayed, twin: Replayed) -> set[str]:
+    """Nodes that are quarantined at another event in the twin, where a brake has tripped in either."""
+    every = [one for replayed in (made, twin) for orders in replayed.orders for one in orders]
+    if not any(isinstance(one, o.Notify) and one.topic.startswith("brake:") for one in every):
+        return set()
+    left, right = _fenced(made), _fenced(twin)
+    return {node for node in left.keys() | right.keys() if left.get(node) != right.get(node)}
+
+
+def _fenced(replayed: Replayed) -> dict[str, list[int]]:
+    """Node -> the events at which its quarantine was ordered."""
+    found: dict[str, list[int]] = {}
+    for orders in replayed.orders:
+        for order in orders:
+            if isinstance(order, o.QuarantineNode):
+                found.setdefault(order.node, []).append(order.cause)
+    return found
 
 
 def _orders(replayed: Replayed, own: Own) -> dict[str, list[str]]:
