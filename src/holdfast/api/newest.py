@@ -21,7 +21,7 @@ async def doubt(controller: Controller) -> str:
     if controller.may_act():
         return ""
     row = await controller.journal.lease()
-    if row is not None and row.epoch == controller.epoch:
+    if row is None or row.epoch == controller.epoch:
         return ""
     return f"epoch {controller.epoch} was superseded: ask the controller that leads"
 
