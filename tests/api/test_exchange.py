@@ -169,7 +169,7 @@ def test_no_daemon_is_one_sentence(trust: Trust, monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv("HOLDFAST_CLUSTER")
         monkeypatch.setenv("SLURM_CONF", gone)
         async with AsyncClient("http://127.0.0.1:9", trust=trust) as client:
-            with pytest.raises(ConfigError, match="HOLDFAST_CLUSTER"):
+            with pytest.raises(LinkError, match="HOLDFAST_CLUSTER"):
                 await client.jobs()
 
     run(work)

@@ -39,8 +39,8 @@ AGE_MAX_S = float(TTL_S)
 AHEAD_S = 300.0
 KEY_FILE = "exchange-key"
 KEY_BYTES = 32
-READERS = 8
-"""Credentials that are read at once: each is a program."""
+READERS = 2
+"""Credentials that are read at once: each is a program, and takes one of the few threads that others need, too."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError, LinkError
 from holdfast.model.answers import TokenAnswer, TokenPurpose, TokenRequest
 from holdfast.model.wire import decode, encode
 from holdfast.os import munge
@@ -65,7 +65,7 @@ class MungeLogin(httpx.Auth):
     async def _asking(self, request: httpx.Request, source: str) -> httpx.Request:
         cluster = munge.slurm_cluster(os.environ)
         if not cluster:
-            raise ConfigError("a munge credential names its cluster: set HOLDFAST_CLUSTER to Slurm's ClusterName")
+            raise LinkError("a munge credential names its cluster: set HOLDFAST_CLUSTER to Slurm's ClusterName")
         purpose = msgspec.json.encode(TokenPurpose(cluster=cluster, source=source))
         credential = await munge.encode(purpose, self._socket)
         headers = {"Content-Type": "application/json"}
