@@ -70,7 +70,8 @@ class _Spent:
         self.requeues = 0
         self.restarts = 0
         self.ground = _Ground()
-        self._ended = False
+        self.anew_from: int | None = None
+        """Whoever queues it with such a restart count or a higher one begins anew: it has ended, or was given up."""
         self.requeued: set[int] = set()
         """Restart counts at which we ordered a requeue."""
         self.refused = False
@@ -88,8 +89,6 @@ class _Spent:
         """Released, and not seen to run since."""
         self.paid = False
         """The last restart cost a retry."""
-        self.given_up: int | None = None
-        """Restart count of the run that we give up, until it is queued once more."""
         self.start_of: dict[int, int] = {}
         """Attempt -> the restart count that it belongs to."""
 
@@ -108,9 +107,10 @@ class _Spent:
 
     def shown(self, view: JobView) -> None:
         """The scheduler shows the job; what had ended and was queued once more by somebody else begins anew."""
-        if view.state not in ENDED:
+        if view.state in ENDED:
+            self.anew_from = 0
+        else:
             self._queued_anew(view.restart_count)
-        self._ended = view.state in ENDED
         self.starts = max(self.starts, view.restart_count)
         if view.state is SchedulerState.RUNNING:
             self._runs(view.restart_count)
@@ -129,11 +129,11 @@ class _Spent:
         self._run = restart_count
 
     def _queued_anew(self, restart_count: int) -> None:
-        is_over = self._ended or (self.given_up is not None and restart_count > self.given_up)
-        if is_over and restart_count - 1 not in self.requeued:
+        if self.anew_from is None or restart_count < self.anew_from:
+            return
+        self.anew_from = None
+        if restart_count - 1 not in self.requeued:
             self.requeues = 0
-            self.given_up = None
-        self._ended = False
 
     def refuse(self, order: o.JobOrder) -> None:
         """An order about it came to nothing for good; a release that did has let it start no more."""
@@ -191,7 +191,7 @@ def budgets_hold(history: History) -> Iterator[str]:
             elif isinstance(order, o.GiveUp) and order.remedy is Remedy.STOP:
                 yield from _too_early(order, count, limits, event, incident)
                 count.requeued.clear()  # whoever queues it from now on, perhaps before it has ended, it is not us
-                count.given_up = count.starts
+                count.anew_from = count.starts + 1
 
 
 def _asked_for(incident: IncidentRecord | None) -> bool:
