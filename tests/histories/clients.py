@@ -7,6 +7,7 @@ an answer, and one that is answered 503, is `unknown`: it happened or not. Whate
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -202,7 +203,7 @@ class Client:
             got: list[list[Any]] = []
             try:
                 async with asyncio.timeout(30):
-                    reading = asyncio.create_task(self._read_stream(after, got))
+                    reading = asyncio.create_task(self._read_quietly(after, got))
                     ended = asyncio.create_task(until.wait())
                     await asyncio.wait([reading, ended], return_when=asyncio.FIRST_COMPLETED)
                     for task in (reading, ended):
@@ -214,6 +215,10 @@ class Client:
             after = got[-1][0] if got else after
             self.at = (self.at + 1) % len(self.desk.urls)
             await asyncio.sleep(PAUSE_S)
+
+    async def _read_quietly(self, after: int, got: list[list[Any]]) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            await self._read_stream(after, got)
 
     async def _read_stream(self, after: int, got: list[list[Any]]) -> None:
         url = f"{self.desk.urls[self.at]}/v1/stream?after={after}"

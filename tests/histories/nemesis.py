@@ -84,6 +84,7 @@ class Nemesis:
 
         def crash() -> None:
             assert servers.postgres is not None
+            servers.disk.free()  # it starts on no full disk, and who frees the disk waits for its start
             servers.postgres.stop()
             servers.postgres.start()
 
