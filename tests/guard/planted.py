@@ -59,8 +59,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "what is older than the repair counts": (
         "decide/findings.py",
-        "finding.at < node.clean_at - LATE_SLACK_S and not",
-        "finding.at < node.clean_at - 3600.0 and not",
+        "finding.at >= node.clean_at - LATE_SLACK_S or",
+        "finding.at >= node.clean_at - 3600.0 or",
     ),
     "a person's drain is taken over": (
         "decide/nodes.py",

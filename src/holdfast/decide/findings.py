@@ -277,11 +277,11 @@ def node_fault(turn: Turn, finding: Finding) -> None:
     node = nodes.record_of(turn, name)
     jobs = _jobs_on(turn, finding)
     gone = _jobs_that_left(turn, name)
-    if _is_stale(turn, node, finding) or leads_to_nothing(turn, node, finding, [*jobs, *gone]):
-        return
     keys = incidents.domain_keys(node, finding)
     incident = _incident_for(turn, node, [*jobs, *gone], [*keys, *_held_back_with(turn, node, finding)])
     is_known = incident is not None and name in incident.nodes
+    if _is_stale(turn, node, finding) or (incident is None and leads_to_nothing(turn, node, finding, [*jobs, *gone])):
+        return
     if incident is None:
         incident = incidents.open_new(turn, finding)
     else:
@@ -315,7 +315,7 @@ def _is_stale(turn: Turn, node: NodeRecord, finding: Finding) -> bool:
 
 
 def leads_to_nothing(turn: Turn, node: NodeRecord, finding: Finding, jobs: list[JobRecord]) -> bool:
-    """Evidence against a retired node that no job uses: it is written down, and no incident of its own."""
+    """Evidence against a retired node that no job uses is written down, and opens no incident."""
     return not jobs and nodes.is_out_already(turn, node, finding)
 
 
