@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.adapters.journal_cases import run
 from tests.api.test_api import TOKENS, event
 from tests.certificates import DAY, Authority
@@ -23,7 +24,7 @@ from tests.controller.cases import House, running, until
 from holdfast.adapters.certificates import Pair
 from holdfast.adapters.clock import SystemClock
 from holdfast.adapters.journal import open_journal
-from holdfast.api import ApiServer, Role, TokenBook
+from holdfast.api import ApiServer, Role, TokenBook, following
 from holdfast.api import listener as listening
 from holdfast.api.auth import book_line
 from holdfast.api.standing_by import standing_by
@@ -200,7 +201,7 @@ def test_files_that_are_taken_away_as_they_are_looked_at_are_one_sentence(
 
 def test_a_server_that_was_too_slow_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The new certificate's server does not listen in time, once: the next look begins another one."""
-    monkeypatch.setattr(listening, "LOOK_S", 0.01)
+    monkeypatch.setattr(following, "LOOK_S", 0.01)
     ours = Authority(tmp_path)
     files = ours.files()
     listener = listening.Listener(None, "127.0.0.1", 0, files)
@@ -218,13 +219,53 @@ def test_a_server_that_was_too_slow_is_tried_again(tmp_path: Path, monkeypatch: 
     async def work() -> None:
         listener._serving = [(Served(), asyncio.create_task(asyncio.sleep(60)))]
         listener._serve = serve
-        following = asyncio.create_task(listener._follow(files, ()))
+        task = asyncio.create_task(following.follow(files, (), listener._renew))
         await until(lambda: "stopped" in begun)
-        following.cancel()
+        task.cancel()
         listener._serving[0][1].cancel()
 
     run(work)
     assert begun == ["begun", "begun", "stopped"]
+
+
+def test_files_that_cannot_be_served_with_are_logged_once_and_then_the_renewal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is renewed until they change again; both log lines name what they are about."""
+    monkeypatch.setattr(following, "LOOK_S", 0.0)
+    ours = Authority(tmp_path)
+    files = ours.files()
+    served = files.stamp()
+    files.key.write_text("hello")
+    looks, renewed = 0, asyncio.Event()
+    stamp = TlsFiles.stamp
+
+    def counted(self: TlsFiles):
+        nonlocal looks
+        looks += 1
+        return stamp(self)
+
+    async def renew() -> None:
+        renewed.set()
+
+    async def work() -> None:
+        task = asyncio.create_task(following.follow(files, served, renew))
+        await until(lambda: looks > 5)
+        assert not renewed.is_set()
+        ours.files()
+        await until(lambda: len(said) > 1)
+        task.cancel()
+
+    monkeypatch.setattr(TlsFiles, "stamp", counted)
+    with capture_logs() as said:
+        run(work)
+    assert [(one["log_level"], one["event"]) for one in said] == [
+        ("error", "the certificate was not renewed; the former one is served"),
+        ("info", "the certificate was renewed"),
+    ]
+    assert str(files.key) in said[0]["why"]
+    assert said[1]["certificate"] == str(files.cert)
+    assert renewed.is_set()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -259,7 +300,7 @@ def test_a_renewed_certificate_is_served_while_clients_beat(tmp_path: Path, monk
 
     A key without its certificate is in between, as certbot writes them: the former pair is served until both fit.
     """
-    monkeypatch.setattr(listening, "LOOK_S", 0.02)
+    monkeypatch.setattr(following, "LOOK_S", 0.02)
     ours = Authority(tmp_path)
 
     async def work() -> None:

@@ -20,7 +20,8 @@ from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
-from holdfast.errors import ConfigError, LinkError, UsageError
+from holdfast.api.following import follow
+from holdfast.errors import LinkError, UsageError
 from holdfast.os.tls import TlsFiles, checked
 
 START_S = 10.0
@@ -31,8 +32,6 @@ CONNECTIONS_MAX = 32_768
 HEADER_WAIT_MS = 30_000
 """A request whose head trickles in for longer than this is cut off, and so is a kept connection that is idle for so
 long: longer than clients keep theirs (`client.http.KEEP_S`), so that none finds its connection cut as it writes."""
-LOOK_S = 1.0
-"""Between two looks at the certificate's files."""
 
 _log = structlog.get_logger("holdfast.api")
 
@@ -90,7 +89,7 @@ class Listener:
         _log.info(
             "TLS", certificate=str(self._tls.cert), valid_until=until, clients_need_one=self._tls.client_ca is not None
         )
-        self._watching = asyncio.create_task(self._follow(self._tls, stamp), name="certificate")
+        self._watching = asyncio.create_task(follow(self._tls, stamp, self._renew), name="certificate")
 
     async def close(self) -> None:
         """Take no more connections, answer what is under way, and give the port back."""
@@ -105,25 +104,12 @@ class Listener:
         if self._held is not None:
             self._held.close()
 
-    async def _follow(self, files: TlsFiles, served: tuple[Any, ...]) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._serving = [*(one for one in self._serving[:-1] if not one[1].done()), self._serving[-1]]
-            stamp = files.stamp()
-            if stamp == served:
-                continue
-            try:
-                until = await asyncio.to_thread(checked, files)
-                former = self._serving[-1]
-                await self._serve()
-            except (ConfigError, LinkError) as error:
-                _log.error("the certificate was not renewed; the former one is served", why=str(error))
-                if isinstance(error, ConfigError):  # until the files change; a server that was too slow is begun again
-                    served = stamp
-                continue
-            served = stamp
-            former[0].stop()  # type: ignore[no-untyped-call]
-            _log.info("the certificate was renewed", certificate=str(files.cert), valid_until=until)
+    async def _renew(self) -> None:
+        """Begin a server with what the files hold now, and have the former one end. Raises LinkError: not in time."""
+        self._serving = [*(one for one in self._serving[:-1] if not one[1].done()), self._serving[-1]]
+        former = self._serving[-1][0]
+        await self._serve()
+        former.stop()  # type: ignore[no-untyped-call]
 
     async def _serve(self) -> None:
         """Begin a server beside those that run, and return when it listens."""

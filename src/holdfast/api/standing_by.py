@@ -12,17 +12,12 @@ import functools
 import ssl
 from collections.abc import AsyncIterator
 
-import structlog
-
-from holdfast.errors import ConfigError
+from holdfast.api.following import follow
 from holdfast.os.doorway import Doorway
-from holdfast.os.tls import TlsFiles, checked, renew, server_context
+from holdfast.os.tls import Stamp, TlsFiles, renew, server_context
 
-LOOK_S = 1.0
-"""Between two looks at the certificate's files."""
 HEAD_MAX = 16 * 1024
 HEAD_S = 10.0
-_log = structlog.get_logger("holdfast.api")
 _ALIVE = b'{"ok":true,"standby":true}'
 _ELSE = b'{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"standing by: another leads"}'
 
@@ -37,6 +32,7 @@ async def standing_by(host: str, port: int, tls: TlsFiles | None = None) -> Asyn
     if not port:
         yield
         return
+    served = tls.stamp() if tls is not None else ()
     context = server_context(tls) if tls is not None else None
     handshake = {"ssl_handshake_timeout": HEAD_S} if context is not None else {}
     try:
@@ -46,7 +42,7 @@ async def standing_by(host: str, port: int, tls: TlsFiles | None = None) -> Asyn
     except OSError:
         yield
         return
-    following = asyncio.create_task(_follow(tls, context), name="certificate")
+    following = asyncio.create_task(_follow(tls, served, context), name="certificate")
     try:
         yield
     finally:
@@ -55,23 +51,14 @@ async def standing_by(host: str, port: int, tls: TlsFiles | None = None) -> Asyn
         server.close()
 
 
-async def _follow(files: TlsFiles | None, context: ssl.SSLContext | None) -> None:
+async def _follow(files: TlsFiles | None, served: Stamp, context: ssl.SSLContext | None) -> None:
     if files is None or context is None:
         return
-    served = files.stamp()
-    while True:
-        await asyncio.sleep(LOOK_S)
-        stamp = files.stamp()
-        if stamp == served:
-            continue
-        served = stamp
-        try:
-            until = await asyncio.to_thread(checked, files)
-            renew(context, files)
-        except ConfigError as error:
-            _log.error("the certificate was not renewed; the former one is served", why=str(error))
-        else:
-            _log.info("the certificate was renewed", certificate=str(files.cert), valid_until=until)
+
+    async def take() -> None:
+        renew(context, files)
+
+    await follow(files, served, take)
 
 
 async def _answer(doorway: Doorway, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

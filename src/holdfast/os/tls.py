@@ -1,9 +1,9 @@
 """TLS as both sides of the API have it: the certificate that is served, and whom a client believes.
 
-`client/http.py` asks `Trust` for every connection; `api/listener.py` has `checked` judge a certificate at the start and
-when a file has changed. A pair counts as good when a TLS handshake with it succeeds in memory: that finds a key of
-another certificate, and one that is over, without a parser of our own. Settings are read by every command, so this
-imports little. No time passes here.
+`client/http.py` asks `Trust` for every connection; `api/listener.py` has `checked` judge a certificate at the start,
+`api/following.py` when a file has changed. A pair counts as good when a TLS handshake with it succeeds in memory: that
+finds a key of another certificate, and one that is over, without a parser of our own. Settings are read by every
+command, so this imports little. No time passes here.
 """
 
 from __future__ import annotations
