@@ -14,7 +14,7 @@ from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.node_loop import AgentSettings, NodeAgent
 from holdfast.agent.process import AgentOptions, build_agent
 from holdfast.detect.matcher import Matcher
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, UsageError
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AgentAttached, FindingSeen, OrderFailed
 from holdfast.model.orders import CaptureStacks
@@ -127,3 +127,18 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
         build_agent(AgentOptions(controller="http://x", controller_file=tmp_path))
     with pytest.raises(UsageError, match="--beat-s 0"):
         build_agent(AgentOptions(controller="http://x", beat_s=0))
+
+
+def test_a_rule_that_hyperscan_refuses_ends_the_start(tmp_path: Path) -> None:
+    """One sentence names file and rule. The parser would die of it again and again."""
+    rules = tmp_path / "site.toml"
+    rules.write_text(
+        '[[rule]]\nid = "site.pump"\ndomain = "hardware"\nrole = "root"\npattern = "pump stopped"\n'
+        'core = "pump (?=stopped)"\nmatches = ["pump stopped"]\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        build_agent(AgentOptions(controller="http://x", state_dir=tmp_path, rules=(rules,)))
+    assert str(caught.value) == (
+        f'{rules}:1: rule "site.pump", core pump (?=stopped): Hyperscan refuses it: '
+        "Zero-width assertions are not supported."
+    )

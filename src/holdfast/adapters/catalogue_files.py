@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.detect.catalogue import Catalogue, load_catalogue
-from holdfast.detect.database import compile_database
+from holdfast.detect.database import check_cores, compile_database
 from holdfast.detect.matcher import Matcher
 from holdfast.detect.meaning import packaged, packaged_sources
 from holdfast.errors import ConfigError
@@ -47,8 +47,17 @@ def site_sources(folders: Sequence[str | Path]) -> dict[str, bytes]:
 
 
 def read_catalogue(site_folders: Sequence[str | Path] = ()) -> Catalogue:
-    """The packaged catalogue with the site's rules on top. Raises ConfigError as `load_catalogue` does."""
-    read = load_catalogue(packaged_sources() | site_sources(site_folders))
+    """The packaged catalogue with the site's rules on top.
+
+    Raises:
+        ConfigError: as `load_catalogue` does; or Hyperscan refuses an expression of the site's rules.
+    """
+    site = site_sources(site_folders)
+    read = load_catalogue(packaged_sources() | site)
+    try:
+        check_cores(rule for rule in read.scanned if rule.file in site)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     packaged()  # Asked for in a hurry, when something has failed: its files are parsed here and now.
     return read
 

@@ -7,7 +7,7 @@ Block mode is used: it is faster than streaming mode, and lines give natural end
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import hyperscan
 from msgspec import Struct
@@ -125,15 +125,29 @@ def _compiled(encoded: list[bytes], numbers: list[int], flags: list[int]) -> byt
 
 
 def _culprit(texts: list[str], chosen: list[int], owners: list[tuple[Rule, ...]]) -> str:
-    for i in chosen:
-        try:
-            hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK).compile(
-                expressions=[texts[i].encode()], ids=[i], flags=[0]
-            )
-        except hyperscan.error:
-            rule = owners[i][0]
-            return f'{rule.file}:{rule.at_line}: rule "{rule.id}", core {texts[i]}'
-    return "the catalogue as a whole"
+    found = ((texts[i], owners[i][0]) for i in chosen if refusal(texts[i]))
+    return next((_named(core, rule) for core, rule in found), "the catalogue as a whole")
+
+
+def _named(core: str, rule: Rule) -> str:
+    return f'{rule.file}:{rule.at_line}: rule "{rule.id}", core {core}'
+
+
+def refusal(core: str) -> str:
+    """Why Hyperscan refuses this expression; empty: it does not."""
+    try:
+        hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK).compile(expressions=[core.encode()], ids=[0], flags=[0])
+    except hyperscan.error as error:
+        return str(error)
+    return ""
+
+
+def check_cores(rules: Iterable[Rule]) -> None:
+    """Return when Hyperscan takes each core of these rules. Raises ValueError as `compile_database` does."""
+    for rule in rules:
+        for core in rule.cores:
+            if why := refusal(core):
+                raise ValueError(f"{_named(core, rule)}: Hyperscan refuses it: {why}")
 
 
 def load(data: bytes, digest: str) -> Databases:
