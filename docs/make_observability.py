@@ -32,6 +32,8 @@ HEAD = """\
 `/metrics` of the controller (port 8470) and of each agent (`metrics = "HOST:9471"` in agent.toml) speak Prometheus text.
 No token is needed; the controller's families that name single jobs (`holdfast_job_*`) are shown to a scrape with a viewer's token (`authorization: {credentials_file: ...}`
 in the scrape's configuration), or to all with `[api] open_metrics = true` in the controller's holdfast.toml.
+A standby answers 503, and so does a controller once another leads. While the journal cannot tell who leads, there are figures of the process alone, and
+`holdfast_journal_failing` is 1.
 `deploy/observability/` holds what goes with them:
 
 | file | what |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.api.engine_house import engine_served, run
 from tests.api.test_api import TOKENS, client, event, served
 
 from holdfast.adapters.journal import open_journal
-from holdfast.api import Role, reads
+from holdfast.api import Role, reads, routes_watch
 from holdfast.api.reads import decode_cursor, encode_cursor
 from holdfast.client import AsyncClient
 from holdfast.errors import FencedError, JournalError, UsageError
@@ -59,11 +60,12 @@ def test_a_controller_that_was_superseded_shows_nothing_old(tmp_path: Path):
 
     async def work() -> None:
         async with engine_served(tmp_path) as house, web(house.server) as http:
-            paths = ("/v1/state", "/v1/events?after=0", "/v1/stream?after=0", "/v1/audit", "/v1/nodes", "/healthz")
+            paths = ("/v1/state", "/v1/events?after=0", "/v1/stream?after=0", "/v1/audit", "/v1/nodes", "/metrics")
+            paths += ("/healthz",)
             leading = house.controller._lease._leading
             until, leading.until = leading.until, float("-inf")
-            codes = [(await http.get(path)).status_code for path in ("/v1/state", "/v1/audit", "/healthz")]
-            assert codes == [200, 200, 200], "its lease is over, and nobody has taken it"
+            codes = [(await http.get(path)).status_code for path in ("/v1/state", "/v1/audit", "/metrics", "/healthz")]
+            assert codes == [200, 200, 200, 200], "its lease is over, and nobody has taken it"
             heir = open_journal(f"sqlite:///{tmp_path}/engine.db")
             await heir.acquire("heir", lease_s=10.0, now=time.time(), seen=await heir.lease())
             answers = [await http.get(path) for path in paths]
@@ -76,6 +78,31 @@ def test_a_controller_that_was_superseded_shows_nothing_old(tmp_path: Path):
 
     with pytest.raises(FencedError):
         run(work)
+
+
+def test_a_scrape_in_doubt_shows_no_state_of_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The lease is over and the journal does not say whose it is: figures of this process alone, and that the journal fails."""
+
+    async def refuse() -> None:
+        raise JournalError("gone")
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with engine_served(tmp_path) as house, web(house.server) as http:
+            assert "holdfast_nodes{" in (await http.get("/metrics")).text
+            for lease in (refuse, hang):
+                with monkeypatch.context() as patched:
+                    patched.setattr(house.controller, "may_act", lambda: False)
+                    patched.setattr(routes_watch, "DOUBT_S", 0.01)
+                    patched.setattr(house.controller.journal, "lease", lease)
+                    answer = await http.get("/metrics")
+                assert answer.status_code == 200
+                assert "holdfast_journal_failing 1.0" in answer.text
+                assert not re.findall("holdfast_(?:nodes|jobs|incidents_open|orders_proposed)", answer.text)
+
+    run(work)
 
 
 def test_lists_come_in_pages_that_neither_skip_nor_repeat(tmp_path: Path):

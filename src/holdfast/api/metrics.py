@@ -115,12 +115,29 @@ class Tally:
 
 
 class ControllerCollector(Collector):
-    """Reads the controller's figures at each scrape."""
+    """Reads the controller's figures at each scrape.
+
+    Args:
+        controller: whose.
+        fleet: the cluster as it knows it.
+        tally: what its commits brought.
+        limits: of the API.
+        names_jobs: single jobs are named.
+        is_newest: nobody else may know more; else the families of jobs, nodes and incidents are left out.
+    """
 
     def __init__(
-        self, controller: Controller, fleet: Fleet, tally: Tally, limits: LimitGate, *, names_jobs: bool = True
+        self,
+        controller: Controller,
+        fleet: Fleet,
+        tally: Tally,
+        limits: LimitGate,
+        *,
+        names_jobs: bool = True,
+        is_newest: bool = True,
     ) -> None:
         self._names_jobs = names_jobs
+        self._is_newest = is_newest
         self._controller = controller
         self._fleet = fleet
         self._tally = tally
@@ -130,26 +147,30 @@ class ControllerCollector(Collector):
         """All families."""
         yield InfoMetricFamily("holdfast_build", "Version of Holdfast.", value={"version": __version__})
         yield from self._self()
-        yield from self._cluster()
-        yield from self._nodes()
-        if self._names_jobs:
-            yield from self._jobs()
-        yield from self._queue()
-        yield from self._incidents()
+        if self._is_newest:
+            yield from self._cluster()
+            yield from self._nodes()
+            if self._names_jobs:
+                yield from self._jobs()
+            yield from self._queue()
+            yield from self._incidents()
         yield from self._counters()
 
     def _self(self) -> Iterator[Metric]:
         health = self._controller.health()
         for name, text, value in (
             ("holdfast_ready", "1 once the journal is replayed.", health.ready),
-            ("holdfast_journal_failing", "1 while the journal cannot be written.", bool(health.failing)),
+            (
+                "holdfast_journal_failing",
+                "1 while the journal cannot be written, or cannot tell whether this controller still leads.",
+                bool(health.failing) or not self._is_newest,
+            ),
             ("holdfast_watch_blind", "1 while the orchestrator cannot be read.", health.blind),
             ("holdfast_watch_last_look_seconds", "Unix time of the last look at the orchestrator.", health.looked_at),
             ("holdfast_journal_seq", "Sequence number of the newest event.", health.seq),
             ("holdfast_lease_epoch", "Fencing epoch of the lease.", health.epoch),
             ("holdfast_queue_events", "Events that wait to be stored.", health.queue),
             ("holdfast_orders_waiting", "Orders that wait or run.", health.orders),
-            ("holdfast_orders_proposed", "Orders that wait for a person.", len(self._fleet.proposed)),
             ("holdfast_api_streams", "Event streams that are open.", self._limits.open_streams),
         ):
             yield GaugeMetricFamily(name, text, value=float(value))
@@ -158,6 +179,8 @@ class ControllerCollector(Collector):
 
     def _cluster(self) -> Iterator[Metric]:
         fleet = self._fleet
+        text = "Orders that wait for a person."
+        yield GaugeMetricFamily("holdfast_orders_proposed", text, value=float(len(fleet.proposed)))
         jobs = sorted(Counter(line.state.value for line in fleet.jobs.values()).items())
         yield _gauge(
             "holdfast_jobs", "Jobs by state of their recovery.", ["state"], (([state], count) for state, count in jobs)

@@ -5,6 +5,7 @@ Without one, `/metrics` names no job, unless `[api] open_metrics` of holdfast.to
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from litestar import Request, Response, get
@@ -14,11 +15,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from holdfast.api.auth import Role, is_guess, who
 from holdfast.api.metrics import ControllerCollector
-from holdfast.api.newest import doubt
+from holdfast.api.newest import check_newest, doubt
 from holdfast.controller import Health
 from holdfast.errors import JournalError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DOUBT_S = 3.0
+"""So long a scrape waits for the journal's word on who leads: less than Prometheus waits for a scrape."""
 
 
 @get("/livez", tags=["watch"])
@@ -46,14 +49,25 @@ async def healthz(state: State) -> Response[Health]:
 
 @get("/metrics", tags=["watch"])
 async def metrics(request: Request[Any, Any, State], state: State) -> Response[bytes]:
-    """Figures of the controller as Prometheus text; those of single jobs with the token of a viewer who sees all."""
+    """Figures of the controller as Prometheus text; those of single jobs with the token of a viewer who sees all.
+
+    503 once another leads. While the journal cannot tell, the figures of this process alone.
+    """
+    try:
+        async with asyncio.timeout(DOUBT_S):
+            await check_newest(state.controller)
+        is_newest = True
+    except (JournalError, TimeoutError):
+        is_newest = False
     identity = who(request)
     if identity is None and is_guess(request.headers.get("authorization", "")):
         state.limits.count_refusal(request)
     names_jobs = state.open_metrics or (identity is not None and identity.may(Role.VIEWER) and not identity.sees)
     registry = CollectorRegistry()
     registry.register(
-        ControllerCollector(state.controller, state.fleet, state.tally, state.limits, names_jobs=names_jobs)
+        ControllerCollector(
+            state.controller, state.fleet, state.tally, state.limits, names_jobs=names_jobs, is_newest=is_newest
+        )
     )
     for collector in state.collectors:
         registry.register(collector)
