@@ -66,6 +66,20 @@ def test_what_is_well_is_said_with_age_and_version() -> None:
     assert found["remote_write"].state is State.ABSENT
 
 
+def test_a_controller_that_stands_by_is_no_fault_beside_one_that_answers() -> None:
+    """A standby answers its scrapes with 503. Without one that leads, and from others, that is a fault."""
+    recorded, away = Recorded(), "server returned HTTP status 503 Service Unavailable"
+    recorded.targets.append(target("holdfast-controller", "d:8470", error=away))
+    found = recorded.facts()["holdfast-controller"]
+    assert found.state is State.OK
+    assert found.found.startswith("1 of 2 answer, 1 stand by, newest sample 8 s old")
+    recorded.targets.append(target("holdfast-controller", "e:8470", error="connection refused"))
+    assert recorded.facts()["holdfast-controller"].state is State.BROKEN
+    recorded.targets = [target("holdfast-controller", "d:8470", error=away), target("node", "n1:9100", error=away)]
+    found = recorded.facts()
+    assert (found["holdfast-controller"].state, found["node"].state) == (State.BROKEN, State.BROKEN)
+
+
 def test_what_is_wrong_is_named_with_its_place() -> None:
     """A target that does not answer, one that nobody scrapes, samples that are old, rules that are not there."""
     recorded = Recorded()

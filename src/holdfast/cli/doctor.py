@@ -12,6 +12,7 @@ from rich.text import Text
 
 from holdfast.cli import screen
 from holdfast.cli.certificates import certificates
+from holdfast.cli.credentials import credentials
 from holdfast.cli.exporters import of_prometheus, on_this_machine
 from holdfast.cli.machine import State, facts
 from holdfast.errors import EXIT_FAILED
@@ -38,7 +39,13 @@ def doctor(
 
     Exit code 1 only when something is broken: Holdfast cannot work without it, or it was asked for and does not answer.
     """
-    found = [*facts(), *certificates(), *on_this_machine(), *(of_prometheus(prometheus) if prometheus else ())]
+    found = [
+        *facts(),
+        *certificates(),
+        *credentials(),
+        *on_this_machine(),
+        *(of_prometheus(prometheus) if prometheus else ()),
+    ]
     if json:
         screen.say_json(found)
     else:

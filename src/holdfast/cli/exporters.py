@@ -22,6 +22,8 @@ LOCAL_S = 1.0
 STALE_S = 300.0
 """A newest sample that is older than this is as good as none: Prometheus itself forgets it then."""
 BEHIND_S = 120.0
+STANDING_BY = "HTTP status 503"
+"""In Prometheus's own words."""
 RULES = "holdfast-"
 """How the groups of the rules that ship begin."""
 PAGE_MAX = 4 * 1024 * 1024
@@ -38,11 +40,17 @@ class Exporter(Struct, frozen=True):
     """A series whose label `version`, or `DCGM_FI_DRIVER_VERSION`, says what runs there; empty: none does."""
     port: int = 0
     """Where it listens by default on each node; 0: not looked for on this machine."""
+    stands_by: bool = False
+    """One beside another that answers may answer 503: it stands by."""
 
 
 EXPORTERS = (
     Exporter(
-        "holdfast-controller", "every alert and the Recovery dashboard", "scrape HOST:8470", "holdfast_build_info"
+        "holdfast-controller",
+        "every alert and the Recovery dashboard",
+        "scrape HOST:8470",
+        "holdfast_build_info",
+        stands_by=True,
     ),
     Exporter(
         "holdfast-agent", "GPU Health", 'write metrics = "HOST:9471" into agent.toml, and scrape it', "", port=9471
@@ -95,6 +103,10 @@ def _exporter(asked: Asked, kind: Exporter, targets: list[dict[str, Any]]) -> Fa
         return Fact(kind.job, State.MISSING, f"no target of job {kind.job!r} is scraped", kind.serves, kind.advice)
     down = [one for one in mine if one.get("health") != "up"]
     word = f"{len(mine) - len(down)} of {len(mine)} answer"
+    if kind.stands_by and len(down) < len(mine):
+        standby = [one for one in down if STANDING_BY in str(one.get("lastError", ""))]
+        down = [one for one in down if one not in standby]
+        word += f", {len(standby)} stand by" if standby else ""
     if down:
         first = down[0]
         where = first.get("labels", {}).get("instance", "?")

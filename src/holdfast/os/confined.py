@@ -91,17 +91,23 @@ def become(user: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    try:
-        found = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
-        uid, gid = found.pw_uid, found.pw_gid
-    except KeyError:
-        if not user.isdecimal() and user != NOBODY:
-            raise
-        uid = gid = int(user) if user.isdecimal() else _NOBODY_ID
+    uid, gid = user_ids(user)
     with contextlib.suppress(PermissionError):  # root of a container without CAP_SETUID: the rest still goes
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+
+
+def user_ids(user: str) -> tuple[int, int]:
+    """The ids of a user and of their group. Raises KeyError as `become` does."""
+    try:
+        found = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except KeyError:
+        if not user.isdecimal() and user != NOBODY:
+            raise
+        number = int(user) if user.isdecimal() else _NOBODY_ID
+        return number, number
+    return found.pw_uid, found.pw_gid
 
 
 def _limit(memory_bytes: int) -> None:

@@ -1,0 +1,72 @@
+"""`holdfast doctor` checks what logins, notices and the parser of logs are named: it finds out before they are needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.credentials import credentials
+from holdfast.cli.machine import State
+from munge_fixture import munged
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty holdfast.toml and agent.toml."""
+    (tmp_path / "holdfast.toml").write_text("")
+    (tmp_path / "agent.toml").write_text("")
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(tmp_path / "holdfast.toml"))
+    monkeypatch.setenv("HOLDFAST_AGENT_CONFIG", str(tmp_path / "agent.toml"))
+    for name in ("HOLDFAST_MUNGE", "HOLDFAST_CLUSTER", "SLURM_CLUSTER_NAME", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_nothing_is_said_of_what_is_not_named() -> None:
+    """No munge, no destination, and nobody, who needs no entry."""
+    assert credentials() == []
+
+
+def test_a_munged_that_does_not_answer_is_broken(site: Path) -> None:
+    """Asked for by holdfast.toml; the socket is not there."""
+    (site / "holdfast.toml").write_text(f'[slurm]\nmunge = true\nmunge_socket = "{site}/none"\n')
+    (found,) = credentials()
+    assert (found.name, found.state) == ("munge login", State.BROKEN)
+    assert f"{site}/none" in found.advice
+
+
+def test_a_munged_that_signs_is_named_with_its_cluster(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by the environment. Without a cluster's name no login is made."""
+    monkeypatch.setenv("SLURM_CONF", str(site / "none.conf"))
+    with munged(b"k" * 128) as one:
+        monkeypatch.setenv("HOLDFAST_MUNGE", one.socket)
+        assert [(fact.state, fact.advice) for fact in credentials()] == [(State.MISSING, "set HOLDFAST_CLUSTER")]
+        monkeypatch.setenv("HOLDFAST_CLUSTER", "east")
+        assert [(fact.state, fact.found) for fact in credentials()] == [
+            (State.OK, f"{one.socket} signs, for cluster east")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("allow", "state"),
+    [("", State.BROKEN), ('[notify]\nallow = ["10.0.0.0/8"]\n', State.OK)],
+    ids=["refused", "allowed"],
+)
+def test_an_address_that_is_refused_is_broken(site: Path, allow: str, state: State) -> None:
+    """A webhook inside the site needs `[notify] allow`."""
+    (site / "holdfast.toml").write_text(f'{allow}[[notify.to]]\nname = "ops"\nurl = "json://10.0.0.7/hook"\n')
+    (found,) = credentials()
+    assert (found.name, found.state) == ("notices", state)
+    assert "ops" in found.found
+
+
+@pytest.mark.parametrize(
+    ("user", "state"), [("bin", State.OK), ("4711", State.OK), ("no-such-user", State.BROKEN), ("root", State.BROKEN)]
+)
+def test_the_parsers_user_is_looked_up(site: Path, user: str, state: State) -> None:
+    """A number needs no entry. Root has every right, which the parser must not have."""
+    (site / "agent.toml").write_text(f'parser_user = "{user}"\n')
+    (found,) = credentials()
+    assert (found.name, found.state) == ("parser user", state)
+    assert user in found.found
