@@ -49,6 +49,9 @@ def taken(tmp_path: Path, node_munged: Munged, tries: Callable[[Exchange, Contro
     return run(work)
 
 
+@pytest.mark.attempt(
+    actor="A user, or a taken node, that shows munge credentials", asset="all of it", removed="os.munge.decode"
+)
 def test_a_credential_of_another_key_is_forged(
     attempt: Attempt, tmp_path: Path, node_munged: Munged, foreign_munged: Munged
 ) -> None:
@@ -60,6 +63,9 @@ def test_a_credential_of_another_key_is_forged(
     attempt.judge(succeeded=taken(tmp_path, node_munged, lambda exchange, seen: exchange.take(seen, forged)))
 
 
+@pytest.mark.attempt(
+    actor="A user, or a taken node, that shows munge credentials", asset="all of it", removed="os.munge.is_good"
+)
 def test_a_credential_is_good_once(attempt: Attempt, tmp_path: Path, node_munged: Munged) -> None:
     """What somebody has seen on the line is worth nothing once it was shown, not to a controller started anew either."""
     only_root("asks for the agent of a node")
@@ -74,6 +80,9 @@ def test_a_credential_is_good_once(attempt: Attempt, tmp_path: Path, node_munged
     attempt.judge(succeeded=taken(tmp_path, node_munged, tries))
 
 
+@pytest.mark.attempt(
+    actor="A user, or a taken node, that shows munge credentials", asset="all of it", removed="api.exchange.is_fresh"
+)
 def test_a_credential_grows_old(
     attempt: Attempt, tmp_path: Path, node_munged: Munged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +117,11 @@ MADE: dict[str, Callable[[Munged], str]] = {
 }
 
 
+@pytest.mark.attempt(
+    actor="A user, or a taken node, that shows munge credentials",
+    asset="a node",
+    removed="api.exchange.is_here, api.exchange.is_ours, api.exchange.is_root, api.exchange.is_at, api.exchange.owns",
+)
 @pytest.mark.parametrize("what", CHECKS)
 def test_a_credential_is_good_for_its_maker_and_purpose(
     attempt: Attempt, tmp_path: Path, node_munged: Munged, what: str
@@ -138,6 +152,9 @@ def test_what_is_no_credential_reaches_no_program(tmp_path: Path, node_munged: M
     assert not taken(tmp_path, node_munged, lambda exchange, seen: exchange.take(seen, credential))
 
 
+@pytest.mark.attempt(
+    actor="A user, or a taken node, that shows munge credentials", asset="tokens", removed="api.exchange.is_sealed"
+)
 def test_a_token_is_signed(attempt: Attempt, tmp_path: Path) -> None:
     """An operator's token that the attacker has written is nobody's."""
     attempt.without(api_exchange, "is_sealed", lambda _seal, _expected: True)
@@ -145,6 +162,9 @@ def test_a_token_is_signed(attempt: Attempt, tmp_path: Path) -> None:
     attempt.judge(succeeded=reads_all(tmp_path, forged))
 
 
+@pytest.mark.attempt(
+    actor="A user, or a taken node, that shows munge credentials", asset="tokens", removed="api.exchange.is_current"
+)
 def test_a_token_ends(attempt: Attempt, tmp_path: Path) -> None:
     """What was found in an old log opens nothing."""
     attempt.without(api_exchange, "is_current", lambda _until, _now: True)

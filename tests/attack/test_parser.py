@@ -61,6 +61,9 @@ DEEDS: dict[str, Callable[[Path, int], object]] = {
 }
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parsing.confine"
+)
 @pytest.mark.parametrize("deed", DEEDS)
 def test_whoever_takes_the_parser_over_has_nothing(attempt: Attempt, tmp_path: Path, deed: str) -> None:
     """As root's own process it could do all of these."""
@@ -73,6 +76,9 @@ def test_whoever_takes_the_parser_over_has_nothing(attempt: Attempt, tmp_path: P
         attempt.judge(succeeded=succeeds(lambda: DEEDS[deed](secret, server.getsockname()[1])))
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parser._PATHS"
+)
 def test_it_gets_none_of_the_agents_environment(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's may hold its token."""
     attempt.without(parser_of, "_PATHS", (*os.environ, "HOLDFAST_TOKEN"))
@@ -93,6 +99,9 @@ def test_it_gets_none_of_the_agents_environment(attempt: Attempt, monkeypatch: p
     attempt.judge(succeeded=b"secret" in asyncio.run(body()))
 
 
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parser._NVIDIA"
+)
 def test_it_cannot_tell_of_a_rule_that_nobody_wrote(attempt: Attempt) -> None:
     """What it says is held against the agent's own catalogue."""
     attempt.without(parser_of, "_NVIDIA", "")
