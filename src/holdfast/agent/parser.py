@@ -25,6 +25,7 @@ from holdfast.agent.parsing import Answer, Ask, Hello, Judged, Opening, Part, co
 from holdfast.detect.catalogue import Catalogue, StreamKind
 from holdfast.detect.hyperpod_rules import LogRule, RuleHit
 from holdfast.detect.matcher import LINE_MAX, Match, StreamSource
+from holdfast.detect.xid import is_of_a_code
 from holdfast.errors import WireError
 from holdfast.os.confined import NOBODY
 from holdfast.os.frames import Frames
@@ -50,8 +51,6 @@ WORDS_MAX = 300
 """Characters of a parser's last words in the log."""
 _PATHS = ("PYTHONPATH", "HOME", "XDG_CACHE_HOME")
 """All that a parser gets of the environment: where its own code and the compiled catalogue are."""
-_NVIDIA = ("nvidia.xid.", "nvidia.sxid.")
-"""Rules that NVIDIA's codes make, known to the catalogue or not."""
 
 _log = structlog.get_logger("holdfast.agent")
 
@@ -420,7 +419,7 @@ class ParserProcess:
         found = []
         for told in judged.told:
             known = self.catalogue.find(told.rule)
-            if known is None and not told.rule.startswith(_NVIDIA):
+            if known is None and not is_of_a_code(told.rule):
                 raise WireError("it names a rule that the catalogue does not have")
             if told.offset > fed.offset + len(fed.data):
                 raise WireError("it tells of a line that it was not given")

@@ -33,6 +33,12 @@ _VERDICTS: dict[int, tuple[Role, Severity, Remedy]] = {
 }
 """Xid 154 by NVML_GPU_RECOVERY_ACTION: NONE, GPU_RESET, NODE_REBOOT, DRAIN_P2P, DRAIN_AND_RESET."""
 NVLINK5 = range(144, 151)
+_OF_A_CODE = re.compile(r"nvidia\.s?xid\.\d{1,9}", re.ASCII)
+
+
+def is_of_a_code(rule: str) -> bool:
+    """Could a line's code have made this rule id? Codes that the catalogue does not know make one, too."""
+    return _OF_A_CODE.fullmatch(rule) is not None
 
 
 def decoded(catalogue: Catalogue, rule: Rule, captures: dict[str, str]) -> Rule:
