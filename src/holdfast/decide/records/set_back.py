@@ -36,6 +36,9 @@ def set_back(state: State, now: float) -> None:
         for name in LISTS:
             if hasattr(record, name):
                 setattr(record, name, [min(at, now) for at in getattr(record, name)])
+    for rested in (one for brake in state.brakes.values() for one in brake.reporters.values()):
+        rested.nodes = {node: min(at, now) for node, at in rested.nodes.items()}
+        rested.requeues = [min(at, now) for at in rested.requeues]
     for incident in state.incidents.values():
         incident.marks = {mark: min(at, now) for mark, at in incident.marks.items()}
     state.spoke = {node: min(at, now) for node, at in state.spoke.items()}
