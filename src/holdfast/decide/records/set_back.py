@@ -1,4 +1,4 @@
-"""What becomes of remembered times when the controller's clock was set back, or its successor's clock is behind.
+"""Sets remembered times back when the controller's clock was set back, or its successor's clock is behind.
 
 `Engine.handle` calls it when an event was received long before the one before it. Without it time would stand still
 until the clock has caught up: evidence of now would be older than the last repair, and no brake's window would pass.
