@@ -142,7 +142,7 @@ def test_a_large_file_is_not_held_in_memory(attempt: Attempt, tmp_path: Path) ->
 @pytest.mark.attempt(
     actor="A user whose logs and checkpoints an operator looks through",
     asset="the operator's machine",
-    removed="adapters.log_rule_files.FILE_MAX",
+    removed="adapters.log_rule_files.FILE_MAX, os.files.open_regular",
 )
 @pytest.mark.parametrize("place", ["/dev/zero", "large"])
 def test_log_rules_without_end(attempt: Attempt, tmp_path: Path, place: str) -> None:
