@@ -23,8 +23,6 @@ from holdfast.adapters.notify import routing, services
 from holdfast.adapters.notify.outbox import Outbox
 from holdfast.adapters.notify.routing import Facts, Message
 from holdfast.adapters.notify.services import AppriseDeliverer
-from holdfast.cli import notify
-from holdfast.cli.machine import State
 from holdfast.errors import ConfigError, TemporaryOrderError
 from holdfast.model.evidence import Severity
 from holdfast.os import outbound
@@ -224,23 +222,6 @@ def test_a_name_that_resolves_there_is_told_at_the_start(tmp_path: Path, monkeyp
     with capture_logs() as logs:
         asyncio.run(asyncio.wait_for(work(logs), 60))
     assert logs[0]["why"].startswith("[[notify.to]] 'hook': 10.0.0.5 is a private address; name the host")
-
-
-def test_doctor_names_a_destination_that_would_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before an upgrade, and with nothing sent: the destination, why, and the setting that allows it."""
-    file = tmp_path / "site.toml"
-    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
-    to = '[[notify.to]]\nname = "hook"\nurl = "json://10.1.2.3/x"\n[[notify.to]]\nname = "far"\nurl = "json://93.184.215.14/x"\n'
-    file.write_text(to)
-    refused, taken = notify.destinations()
-    assert (refused.state, taken.state) == (State.BROKEN, State.OK)
-    assert "'hook': 10.1.2.3 is a private address; name the host or its network in [notify] allow" in refused.found
-    file.write_text(f'[notify]\nallow = ["10.0.0.0/8"]\n{to}')
-    assert [one.state for one in notify.destinations()] == [State.OK, State.OK]
-    file.write_text(f'[notify]\nallow = ["no host"]\n{to}')
-    assert [one.state for one in notify.destinations()] == [State.BROKEN]
-    file.write_text("")
-    assert notify.destinations() == []
 
 
 @pytest.mark.parametrize("allow", [("127.0.0.1",), ("127.0.0.0/8",), ("localhost",), ("LOCALHOST",)])

@@ -14,7 +14,6 @@ from holdfast.cli import screen
 from holdfast.cli.certificates import certificates
 from holdfast.cli.exporters import of_prometheus, on_this_machine
 from holdfast.cli.machine import State, facts
-from holdfast.cli.notify import destinations
 from holdfast.errors import EXIT_FAILED
 
 STYLES = {State.OK: "green", State.MISSING: "yellow", State.ABSENT: "dim", State.BROKEN: "red"}
@@ -39,13 +38,7 @@ def doctor(
 
     Exit code 1 only when something is broken: Holdfast cannot work without it, or it was asked for and does not answer.
     """
-    found = [
-        *facts(),
-        *certificates(),
-        *destinations(),
-        *on_this_machine(),
-        *(of_prometheus(prometheus) if prometheus else ()),
-    ]
+    found = [*facts(), *certificates(), *on_this_machine(), *(of_prometheus(prometheus) if prometheus else ())]
     if json:
         screen.say_json(found)
     else:

@@ -1,7 +1,4 @@
-"""`holdfast notify test`: sends one notice to each destination of `[notify]` and says what came of it.
-
-`holdfast doctor` asks here which of them would be refused; nothing is sent then.
-"""
+"""`holdfast notify test`: sends one notice to each destination of `[notify]` and says what came of it."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from holdfast.adapters.notify.routing import Message, check
 from holdfast.adapters.notify.services import AppriseDeliverer
 from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import form
-from holdfast.cli.machine import Fact, State
 from holdfast.cli.options import ConfigOption
 from holdfast.errors import EXIT_FAILED, ConfigError, HoldfastError, UsageError
 from holdfast.model.evidence import Severity
@@ -58,22 +54,3 @@ def send_test(
         lambda: [f"{row['name']}: {'taken' if row['taken'] else row['why']}" for row in results],
         0 if all(row["taken"] for row in results) else EXIT_FAILED,
     )
-
-
-def destinations() -> list[Fact]:
-    """A fact for each destination of notices that holdfast.toml names: whether its address may be reached."""
-    try:
-        wanted = load_settings().config.notify
-    except ConfigError:
-        return []  # every command that needs the file says what is wrong with it
-    serves = "telling people"
-    try:
-        check(wanted)
-    except ConfigError as error:
-        return [Fact("notices", State.BROKEN, str(error), serves)]
-    deliverer, found = AppriseDeliverer(wanted.allow), []
-    for one in wanted.to:
-        why = asyncio.run(deliverer.refused(one))
-        state = State.BROKEN if why else State.OK
-        found.append(Fact(f"notices to {one.name}", state, why or "its address may be reached", serves))
-    return found
