@@ -174,6 +174,9 @@ class Journal(Protocol):
     async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Events with seq > after and the orders they led to (`touched` is not kept and stays empty)."""
 
+    async def entry(self, event_id: str) -> Entry | None:
+        """The event of this id and the orders it led to; None: it is not stored, or no longer."""
+
     async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
         """Events of these kinds with seq < before and the orders they led to, newest first: the audit's pages."""
 

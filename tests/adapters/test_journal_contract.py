@@ -50,6 +50,8 @@ def test_what_was_appended_is_there_after_a_restart(store: Store):
         assert (state, seq) == (None, 0)
         assert [first.event, entry(2).event, entry(3).event] == list(events)
         assert [first.orders, [], []] == [one.orders for one in await journal.entries()]
+        assert await journal.entry(first.event.id) == (await journal.entries())[0]
+        assert await journal.entry("nobody's") is None
         assert await journal.last_seq() == 3
         await journal.close()
 

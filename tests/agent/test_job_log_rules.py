@@ -37,7 +37,23 @@ def matcher() -> Matcher:
     return read_matcher(read_catalogue())
 
 
-def watched(folder: Path, rules: str, matcher: Matcher, during: Callable[[], object], enough: Callable[[list], bool]):
+class SetClock(SystemClock):
+    """A machine whose wall clock can be set."""
+
+    ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
+def watched(
+    folder: Path,
+    rules: str,
+    matcher: Matcher,
+    during: Callable[[], object],
+    enough: Callable[[list], bool],
+    clock: SystemClock | None = None,
+):
     """Findings of an agent's log watch over `*.out` in this folder, until there are enough."""
     (folder / "rules.yaml").write_text(rules)
     found: list[Finding] = []
@@ -46,7 +62,11 @@ def watched(folder: Path, rules: str, matcher: Matcher, during: Callable[[], obj
         log = LogFile(path=f"{folder}/*.out", log_rules=str(folder / "rules.yaml"))
         identity = NodeIdentity(name="node07", boot_id="b", instance_id="i")
         watch = LogWatch(
-            [log], identity=identity, parser=ParserInside(matcher), clock=SystemClock(), on_finding=found.append
+            [log],
+            identity=identity,
+            parser=ParserInside(matcher),
+            clock=clock or SystemClock(),
+            on_finding=found.append,
         )
         work = asyncio.create_task(watch.run())
         try:
@@ -99,6 +119,21 @@ def test_the_output_of_a_job_that_is_over_does_not_hang(tmp_path: Path, matcher:
         tmp_path, rules, matcher, lambda: end(write(tmp_path / "job.out")), lambda _: time.monotonic() - began > 4.0
     )
     assert [f.rule for f in found] == ["hyperpod.fault"]
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_rules_fault_is_told_by_the_clock_as_it_is_set_now(tmp_path: Path, matcher: Matcher, by_s: float):
+    """The agent's beats tell of that clock: by another one the controller would take the fault for an old one."""
+    clock = SetClock()
+
+    def set_clock_and_print() -> None:
+        clock.ahead_s = by_s
+        (tmp_path / "job.out").write_text("step 2 of 900\n")
+
+    rules = "- {name: Boom, logPattern: '.*step 2 of.*', faultOnMatch: true}\n"
+    found = watched(tmp_path, rules, matcher, set_clock_and_print, bool, clock)
+    assert [f.rule for f in found] == ["hyperpod.fault"]
+    assert abs(found[0].at - clock.now()) < 60.0
 
 
 def test_bad_rules_leave_the_rest_of_the_watch_alone(tmp_path: Path, matcher: Matcher):

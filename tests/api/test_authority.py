@@ -386,11 +386,14 @@ def test_last_words_of_a_job_are_heard_after_it_has_left(tmp_path: Path, monkeyp
     run(work)
 
 
-@pytest.mark.parametrize(("checked", "stored"), [(True, 0), (False, 3)])
+@pytest.mark.parametrize(("checked", "off_s", "stored"), [(True, 0.0, 0), (True, 3000.0, 0), (False, 0.0, 3)])
 def test_an_agent_speaks_of_the_time_in_which_a_job_was_on_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, stored: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, off_s: float, stored: int
 ) -> None:
-    """What it read a moment after the job left is heard, and what was before; nothing of the hour after that."""
+    """What it read a moment after the job left is heard, and what was before; nothing of the hour after that.
+
+    A node's clock that is far ahead gives it no more time.
+    """
     monkeypatch.setattr(authority, "CATCH_UP_S", 0.1)
 
     async def work() -> None:
@@ -406,7 +409,13 @@ def test_an_agent_speaks_of_the_time_in_which_a_job_was_on_its_node(
                 monkeypatch.setattr(authority, "LAST_WORDS_S", 0.0 if checked else 3600.0)
                 step = e.StepReached(id="lie2", at=now(), job=THEIRS, attempt=0, step=9000)
                 line = about(THEIRS, node="n3", kind=EvidenceKind.LOG)
-                lies = [msgspec.structs.replace(one, id=f"lie{n}") for n, one in enumerate((saved(), line, step))]
+                lies = [
+                    msgspec.structs.replace(one, id=f"lie{n}", at=one.at + off_s)
+                    for n, one in enumerate((saved(), line, step))
+                ]
+                if off_s:
+                    await agent.beat(Beat(source="agent:n3", node="n3", at=now() + off_s))
+                    lies.pop(1)  # its finding's time is another matter
                 assert (await agent.ingest("agent:n3", lies)).stored == stored
 
     run(work)

@@ -96,7 +96,7 @@ def test_a_full_disk_tears_no_notice(attempt: Attempt, full: Path) -> None:
 @pytest.mark.attempt(actor="A disk", asset="reports", removed="cli.screen.write_whole")
 def test_a_full_disk_leaves_the_report_before(attempt: Attempt, full: Path) -> None:
     """Have yesterday's report emptied by today's, for which there is no room."""
-    attempt.without(screen, "write_whole", lambda path, data: path.write_bytes(data))
+    attempt.without(screen, "write_whole", lambda path, data, **_: path.write_bytes(data))
     page = full / "report.html"
     screen.save(page, "yesterday")
     with pytest.raises(UserError, match=r"cannot write .*report\.html: (No space|File too large)"):
@@ -114,12 +114,15 @@ def test_what_did_not_fit_is_not_left_behind(full: Path) -> None:
 
 
 def test_a_report_goes_where_it_is_asked_to(tmp_path: Path) -> None:
-    """Behind a link the file is replaced, and a device is written to."""
+    """Behind a link the file is replaced, who may read it stays, and a device is written to."""
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
     screen.save(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
+    (tmp_path / "real").chmod(0o600)
+    screen.save(tmp_path / "real", "newer")
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o600
     screen.save(Path("/dev/null"), "nothing")
     with pytest.raises(UserError, match="No such file or directory"):
         screen.save(tmp_path / "missing" / "x", "y")

@@ -189,6 +189,26 @@ def test_acts_go_on_where_the_audits_count_is_lost(attempt: Attempt, folder: Pat
     attempt.judge(succeeded=not went_on)
 
 
+@pytest.mark.parametrize("count", ["kept", "lost"])
+@pytest.mark.parametrize("line", ["x", "caf\u00e9", '{"number":6}'])
+def test_a_last_line_that_was_changed_stops_no_act(folder: Path, line: str, count: str) -> None:  # noqa: F811
+    """Acts go on behind it, and `audit verify` tells of it; with the audit's count gone, too."""
+    change(folder, f"UPDATE audit SET line = '{line}' WHERE number = 7")
+    if count == "lost":
+        change(folder, "DELETE FROM meta WHERE key = 'audit_head'")
+
+    async def act() -> None:
+        journal = open_journal(url(folder / "controller" / "journal.db"))
+        try:
+            await journal.acquire("three", lease_s=10.0, now=2e9)
+            await journal.append([Entry(command(13), [], Touched())])
+        finally:
+            await journal.close()
+
+    asyncio.run(act())
+    assert "broken: the line after line 6 was changed" in call("audit", "verify", "--dir", str(folder), code=1)
+
+
 def test_lines_that_have_changed_places_are_told_as_that(folder: Path) -> None:  # noqa: F811
     """Two lines of the audit that were swapped are not a missing line."""
     journal = folder / "controller" / "journal.db"

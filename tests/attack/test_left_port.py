@@ -108,7 +108,7 @@ def test_a_token_goes_to_no_socket_of_another_user(attempt: Attempt, table: Path
     removed="os.tls.Trust.check",
 )
 def test_a_port_that_changes_hands_is_seen_before_the_next_connection(attempt: Attempt, table: Path):
-    """A client that lives longer than its controller looks again: whoever took the port over gets no token."""
+    """Take the port of a controller over whose client lives on."""
     attempt.without(Trust, "check", lambda _trust, _url, _token: None)
     heard: list[str] = []
 

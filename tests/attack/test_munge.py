@@ -50,12 +50,14 @@ def taken(tmp_path: Path, node_munged: Munged, tries: Callable[[Exchange, Contro
 
 
 @pytest.mark.attempt(
-    actor="A user, or a taken node, that shows munge credentials", asset="all of it", removed="os.munge.decode"
+    actor="A user, or a taken node, that shows munge credentials",
+    asset="all of it",
+    removed="os.munge.decode",
 )
 def test_a_credential_of_another_key_is_forged(
     attempt: Attempt, tmp_path: Path, node_munged: Munged, foreign_munged: Munged
 ) -> None:
-    """Whoever starts a munged of their own gets no token by it."""
+    """Start a munged of one's own, and show its credential."""
     only_root("asks for the agent of a node")
     real = munge.decode
     attempt.without(munge, "decode", lambda credential, socket: real(credential, foreign_munged.socket))
@@ -64,10 +66,12 @@ def test_a_credential_of_another_key_is_forged(
 
 
 @pytest.mark.attempt(
-    actor="A user, or a taken node, that shows munge credentials", asset="all of it", removed="os.munge.is_good"
+    actor="A user, or a taken node, that shows munge credentials",
+    asset="all of it",
+    removed="os.munge.is_good",
 )
 def test_a_credential_is_good_once(attempt: Attempt, tmp_path: Path, node_munged: Munged) -> None:
-    """What somebody has seen on the line is worth nothing once it was shown, not to a controller started anew either."""
+    """Show again a credential that was seen on the line, to a controller started anew, too."""
     only_root("asks for the agent of a node")
     attempt.without(munge, "is_good", lambda _code: True)
     seen_on_the_line = node_munged.make(source="agent:n1")
@@ -81,12 +85,14 @@ def test_a_credential_is_good_once(attempt: Attempt, tmp_path: Path, node_munged
 
 
 @pytest.mark.attempt(
-    actor="A user, or a taken node, that shows munge credentials", asset="all of it", removed="api.exchange.is_fresh"
+    actor="A user, or a taken node, that shows munge credentials",
+    asset="all of it",
+    removed="api.exchange.is_fresh",
 )
 def test_a_credential_grows_old(
     attempt: Attempt, tmp_path: Path, node_munged: Munged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was made to last an hour counts for a minute all the same."""
+    """Show a credential that was made to last an hour, two minutes later."""
     only_root("asks for the agent of a node")
     attempt.without(api_exchange, "is_fresh", lambda _age_s: True)
     old = node_munged.make(source="agent:n1", ttl_s=3600)
@@ -119,14 +125,14 @@ MADE: dict[str, Callable[[Munged], str]] = {
 
 @pytest.mark.attempt(
     actor="A user, or a taken node, that shows munge credentials",
-    asset="a node",
+    asset="all of it",
     removed="api.exchange.is_here, api.exchange.is_ours, api.exchange.is_root, api.exchange.is_at, api.exchange.owns",
 )
 @pytest.mark.parametrize("what", CHECKS)
 def test_a_credential_is_good_for_its_maker_and_purpose(
     attempt: Attempt, tmp_path: Path, node_munged: Munged, what: str
 ) -> None:
-    """A whole credential of the right key, for something that is not its maker's, or not asked for."""
+    """Show a whole credential of the right key for what is not its maker's, or was not asked for."""
     only_root("makes credentials of several users")
     name, instead = CHECKS[what]
     attempt.without(api_exchange, name, instead)
@@ -153,20 +159,24 @@ def test_what_is_no_credential_reaches_no_program(tmp_path: Path, node_munged: M
 
 
 @pytest.mark.attempt(
-    actor="A user, or a taken node, that shows munge credentials", asset="tokens", removed="api.exchange.is_sealed"
+    actor="A user, or a taken node, that shows munge credentials",
+    asset="tokens",
+    removed="api.exchange.is_sealed",
 )
 def test_a_token_is_signed(attempt: Attempt, tmp_path: Path) -> None:
-    """An operator's token that the attacker has written is nobody's."""
+    """Write an operator's token."""
     attempt.without(api_exchange, "is_sealed", lambda _seal, _expected: True)
     forged = exchange_with(b"a" * 32).sign(Identity("mei", Role.OPERATOR))
     attempt.judge(succeeded=reads_all(tmp_path, forged))
 
 
 @pytest.mark.attempt(
-    actor="A user, or a taken node, that shows munge credentials", asset="tokens", removed="api.exchange.is_current"
+    actor="A user, or a taken node, that shows munge credentials",
+    asset="tokens",
+    removed="api.exchange.is_current",
 )
 def test_a_token_ends(attempt: Attempt, tmp_path: Path) -> None:
-    """What was found in an old log opens nothing."""
+    """Show a token that was found in an old log."""
     attempt.without(api_exchange, "is_current", lambda _until, _now: True)
     old = Exchange(munge.decode, Nodes(), KEY, now=lambda: 1.0).sign(Identity("mei", Role.OPERATOR))
     attempt.judge(succeeded=reads_all(tmp_path, old))

@@ -62,11 +62,13 @@ DEEDS: dict[str, Callable[[Path, int], object]] = {
 
 
 @pytest.mark.attempt(
-    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parsing.confine"
+    actor="A job, towards the root agent of its node",
+    asset="the agent",
+    removed="agent.parsing.confine",
 )
 @pytest.mark.parametrize("deed", DEEDS)
 def test_whoever_takes_the_parser_over_has_nothing(attempt: Attempt, tmp_path: Path, deed: str) -> None:
-    """As root's own process it could do all of these."""
+    """Take the parser over, and do with it what root's own process could."""
     only_root("the attack is on a root agent")
     attempt.without(parsing, "confine", lambda _user, _memory: OPEN)
     secret = tmp_path / "secret"
@@ -77,10 +79,12 @@ def test_whoever_takes_the_parser_over_has_nothing(attempt: Attempt, tmp_path: P
 
 
 @pytest.mark.attempt(
-    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parser._PATHS"
+    actor="A job, towards the root agent of its node",
+    asset="the agent",
+    removed="agent.parser._PATHS",
 )
 def test_it_gets_none_of_the_agents_environment(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent's may hold its token."""
+    """Read the agent's token in the environment of a parser that was taken over."""
     attempt.without(parser_of, "_PATHS", (*os.environ, "HOLDFAST_TOKEN"))
     monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
 
@@ -100,10 +104,12 @@ def test_it_gets_none_of_the_agents_environment(attempt: Attempt, monkeypatch: p
 
 
 @pytest.mark.attempt(
-    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parser.is_of_a_code"
+    actor="A job, towards the root agent of its node",
+    asset="the agent",
+    removed="agent.parser.is_of_a_code",
 )
 def test_it_cannot_tell_of_a_rule_that_nobody_wrote(attempt: Attempt) -> None:
-    """What it says is held against the agent's own catalogue."""
+    """Tell of a rule that the agent's own catalogue does not have, by a parser that was taken over."""
     attempt.without(parser_of, "is_of_a_code", lambda _rule: True)
     matcher = read_matcher(read_catalogue())
     parser = ParserProcess(matcher.catalogue, SystemClock())

@@ -81,18 +81,18 @@ def test_an_agents_own_token_is_its_nodes() -> None:
     ids=["for another service", "of another account", "of that name elsewhere", "of a pod that is another one now"],
 )
 def test_a_token_of_others_is_no_agents(attempt: Attempt, check: str, instead: Any, server: Server) -> None:
-    """A whole token, which the API server knows, and which says nothing of a node to this controller."""
+    """Show a whole token, which the API server knows, and which says nothing of a node to this controller."""
     attempt.without(reviews, check, instead)
     attempt.judge(succeeded=source(server) == "agent:n1")
 
 
 @pytest.mark.attempt(
     actor="A pod of another tenant, with ServiceAccount tokens",
-    asset="a node",
+    asset="a node, a job",
     removed="adapters.kubernetes.reviews.is_bound",
 )
 def test_a_token_that_outlives_its_pod_is_nobodys(attempt: Attempt) -> None:
-    """One that is not bound to a pod, as a Secret of old holds it, may lie anywhere."""
+    """Show a token that is not bound to a pod, as a Secret of old holds it."""
     attempt.without(reviews, "is_bound", lambda _pods: True)
     node_alone = {"authentication.kubernetes.io/node-name": ["n1"]}
     attempt.judge(succeeded=source(Server(said(extra=node_alone))) == "agent:n1")

@@ -303,7 +303,7 @@ def test_what_we_write_is_not_open_to_a_group(attempt: Attempt, tmp_path: Path) 
 def test_no_munge_credential_goes_to_an_address_of_the_working_folder(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whoever has one could show it to the true controller: it goes where the user, or their own file, sends it."""
+    """Have a munge credential sent to an address of one's own, to show it to the true controller."""
     attempt.without(settings, "_is_stray", lambda *_facts: False)
     monkeypatch.setenv("HOLDFAST_MUNGE", "1")
     own = write(tmp_path / "config" / "holdfast" / "holdfast.toml", 'controller = "http://mine:1"\n')

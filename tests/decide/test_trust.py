@@ -249,6 +249,17 @@ def test_a_reporters_nodes_leave_the_window():
     assert play.ns("n3") is NodeState.QUARANTINED
 
 
+def test_a_reporters_window_passes_after_the_clock_was_set_back():
+    """What rests on its word is of no later than now."""
+    play = running(reporter_nodes=1, reporter_window_s=100.0)
+    blame(play, "n2")
+    play.now -= 500.0
+    play.node("n5")
+    play.now += 101.0
+    blame(play, "n3")
+    assert play.ns("n3") is NodeState.QUARANTINED
+
+
 def test_reporters_do_not_share_a_brake():
     """Two launchers, two nodes."""
     play = running(reporter_nodes=1)

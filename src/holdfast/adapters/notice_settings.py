@@ -31,7 +31,7 @@ class Destination(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     resolved: bool = True
     """Tell also what is over."""
     mention: str = ""
-    """Whom a chat service calls with each message, in its own markup, such as `<!here>`."""
+    """Markup that calls people in a chat with each message, such as `<!here>`."""
     template: str = ""
     """Jinja: `notice`, `facts`, `links`; empty: Holdfast's own."""
 

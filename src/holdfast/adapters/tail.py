@@ -24,9 +24,9 @@ from msgspec import Struct
 
 READ_SIZE = 1 << 18
 READS_PER_TURN = 16
+"""Reads of one file before the others get their turn."""
 FULL_AGAIN_S = 0.05
 """Between two looks at a file whose receiver is full."""
-"""Reads of one file before the others get their turn."""
 HEAD_SIZE = 256
 POLL_S = 0.5
 _FILE_MASK = inotify_flags.MODIFY | inotify_flags.ATTRIB | inotify_flags.MOVE_SELF | inotify_flags.DELETE_SELF

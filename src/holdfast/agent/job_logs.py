@@ -76,7 +76,7 @@ class LogWatch:
             is_full=lambda path: self._streams[path].is_full,
         )
         self._first = True
-        self.rules = JobLogRules(identity.name, parser.catalogue, on_finding)
+        self.rules = JobLogRules(identity.name, parser.catalogue, self._found_by_rule)
         self._rules_began = clock.now() - clock.monotonic()
 
     async def run(self) -> None:
@@ -97,6 +97,11 @@ class LogWatch:
     def _rules_now(self) -> float:
         """Unix seconds that go on evenly: a clock that is set forward is not a log that has fallen silent."""
         return self._rules_began + self._clock.monotonic()
+
+    def _found_by_rule(self, finding: Finding) -> None:
+        """Tell of it by the clock that this agent's beats tell of, by which the controller sets times right."""
+        at = finding.at + self._clock.now() - self._rules_now()
+        self._on_finding(msgspec.structs.replace(finding, at=at))
 
     def find(self) -> None:
         """Take up files that are new, let go of those that no pattern names any more."""

@@ -177,7 +177,7 @@ class ParserSettings(Struct, frozen=True, kw_only=True):
     rules: tuple[Path, ...] = ()
     """The site's folders, from which the parser reads the catalogue itself."""
     user: str = NOBODY
-    """Whom it becomes where the agent is root."""
+    """User that the process becomes where the agent is root."""
     memory_mib: int = MEMORY_MIB
 
     @property

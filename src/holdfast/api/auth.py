@@ -34,9 +34,9 @@ from holdfast.os.files import locked, read_bounded, write_whole
 _log = structlog.get_logger("holdfast.api")
 
 LOOK_AGAIN_S = 1.0
+"""A book's file is looked at again no more often than this."""
 BOOK_SIZE_MAX = 16 << 20
 """Bytes of a token book, at most."""
-"""A book's file is looked at again no more often than this."""
 NAME_MAX = 64
 PREFIX = "hft_"
 """Begins every token, so that scanners for leaked secrets can know one."""

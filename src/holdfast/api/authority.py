@@ -374,8 +374,9 @@ async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
         raise RefusedError(f"{reporter.source} may not speak of job {job}, which is not on its node")
     left = reporter.shell.left_at(job, reporter.node)
     at = event.finding.at if isinstance(event, e.FindingSeen) else event.at
-    ahead_s = max(0.0, reporter.controller.presence.ahead_s(reporter.source) or 0.0)
-    if left is not None and at > left + LAST_WORDS_S + ahead_s:
+    ahead_s = reporter.controller.presence.ahead_s(reporter.source) or 0.0
+    slack_s = ahead_s if 0.0 < ahead_s < CLOCK_OFF_S else 0.0  # by more, and `on_our_clock` has set the time right
+    if left is not None and at > left + LAST_WORDS_S + slack_s:
         raise RefusedError(f"{reporter.source} may not speak of job {job} of a time when it had left the node")
 
 

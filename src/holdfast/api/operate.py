@@ -31,8 +31,6 @@ LOOK_S = 10.0
 """An approval waits at most this long for the fresh look at the world."""
 TEXT_MAX = 256
 WHY_MAX = 2000
-LOOK_BACK = 100
-"""Commands that are read at once to find one that was sent before: mostly it is among the newest."""
 OWNERS = frozenset(
     {
         e.Command.REQUEUE,
@@ -115,23 +113,12 @@ async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAn
         controller.listeners.remove(listen)
     if isinstance(outcome, BaseException):
         raise outcome
-    entry = mine[0] if mine else await _said_before(controller, event.id)
+    entry = mine[0] if mine else await controller.journal.entry(event.id)
     if entry is None:
         return CommandAnswer(outcome, event.id)
     if structs.replace(entry.event, at=event.at, received_at=0.0, seq=0) != event:
         raise WireError(f"the id {event.id.partition(':')[2]!r} is another command's: give each command its own")
     return CommandAnswer(entry.event.seq, event.id, refusal(event.id, entry.orders), waits)
-
-
-async def _said_before(controller: Controller, command_id: str) -> Entry | None:
-    """The command that has this id already, and what it led to; None: the journal no longer holds it."""
-    before = controller.seq + 1
-    while page := await controller.journal.entries_before(before, kinds=("operator_command",), limit=LOOK_BACK):
-        for entry in page:
-            if entry.event.id == command_id:
-                return entry
-        before = page[-1].event.seq
-    return None
 
 
 def refusal(command_id: str, orders: Sequence[o.AnyOrder]) -> str:

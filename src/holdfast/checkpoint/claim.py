@@ -1,4 +1,4 @@
-"""Whose a checkpoint folder is while somebody saves into it: one job's at a time.
+"""Claims a checkpoint folder for one job, for as long as a process of the job saves into it.
 
 Two jobs in one folder would clear away each other's unfinished saves and older checkpoints, and publish under each
 other's names. A writer holds a lock on `.writer` in the folder, which the kernel frees when its process dies, and
@@ -21,7 +21,7 @@ _held: dict[tuple[int, int], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who saves into a folder."""
+    """A process that saves into a folder."""
 
     job: str
     """Folder of the job; empty without a launcher."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import msgspec
@@ -215,6 +216,6 @@ def save(path: Path, text: str | bytes) -> None:
         if place.exists() and not place.is_file():
             place.write_bytes(data)  # /dev/stdout, a pipe
         else:
-            write_whole(place, data)
+            write_whole(place, data, mode=S_IMODE(place.stat().st_mode) if place.exists() else 0o666)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error

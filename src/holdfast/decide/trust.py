@@ -1,4 +1,4 @@
-"""Whose word an act rests on: what one reporter alone may bring about.
+"""Tells whose word an act rests on, and what one reporter alone may bring about.
 
 A *reporter* is the agent of a node or the launcher of a job. Lines of a job's output are its launcher's word, whoever
 read them. What the scheduler shows, what a check says and what a person says is no reporter's word, and a node's agent

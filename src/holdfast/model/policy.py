@@ -171,7 +171,7 @@ class StragglerRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Trust(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may rest on one reporter's word, and how many people an approval takes. The defaults hold nothing back.
+    """Bounds of one reporter's word, and how many people an approval takes. The defaults hold nothing back.
 
     A reporter is the agent of a node or the launcher of a job; lines of a job's output count as its launcher's word.
     The values of the site or the group hold for every job there, also for a job that asks for a policy by name.

@@ -112,7 +112,7 @@ def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
 
 
 def make_exchange(slurm: SlurmConfig, orchestrator: Orchestrator, folder: Path) -> Exchange | None:
-    """Who gives tokens for munge credentials; None: nobody was asked for.
+    """Make the exchange that gives tokens for munge credentials; None: settings name none.
 
     Raises:
         UsageError: the cluster is no Slurm, which alone knows users and nodes by munge's measure.

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, func, insert, or_, select
 
 from holdfast.adapters.journal import schema
-from holdfast.model.audit import AUDITED, ChainError, Head, act_of, chained, read_head, verified
+from holdfast.model.audit import AUDITED, NOTHING, ChainError, Head, act_of, chained, read_head, verified
 from holdfast.model.wire import decode_event, kind_of
 from holdfast.ports import Entry
 
@@ -60,14 +60,18 @@ def head_of(connection: Connection) -> Head:
 def _end_of(connection: Connection) -> Head:
     """The head that the next line follows on: the journal's own count, or the last line where that is missing.
 
-    Lines that are missing are not made up for: their numbers stay free, and show it.
+    Lines that are missing are not made up for: their numbers stay free, and show it. A last line that was changed
+    stops no act: `check` tells of it.
     """
     head, table = head_of(connection), schema.audit
-    last = connection.execute(select(table.c.line).order_by(table.c.number.desc()).limit(1)).scalar_one_or_none()
-    if last is None:
+    last = connection.execute(select(table.c.number, table.c.line).order_by(table.c.number.desc()).limit(1)).first()
+    if last is None or last.number <= head.number:
         return head
-    end = verified([last])
-    return end if end.number > head.number else head
+    try:
+        end = verified([last.line])
+    except ChainError:
+        end = Head(last.number, NOTHING)
+    return end if end.number >= last.number else Head(last.number, end.hash)
 
 
 def lost_heads(lines: Iterable[str]) -> list[int]:

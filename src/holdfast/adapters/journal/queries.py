@@ -52,6 +52,10 @@ class Reads(ABC):
         """See `ports.Journal.entries`."""
         return await self._entries(entries(after, limit))
 
+    async def entry(self, event_id: str) -> Entry | None:
+        """See `ports.Journal.entry`."""
+        return next(iter(await self._entries(entry(event_id))), None)
+
     async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
         """See `ports.Journal.entries_before`."""
         return await self._entries(entries_before(before, kinds, limit))
@@ -194,6 +198,12 @@ def entries(after: int, limit: int) -> Rows:
     """Payloads of events with seq > after, and of the orders that each led to."""
     table = schema.events
     return select(table.c.payload, table.c.orders).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
+
+
+def entry(event_id: str) -> Rows:
+    """Payload of the event of this id, and of the orders that it led to."""
+    table = schema.events
+    return select(table.c.payload, table.c.orders).where(table.c.id == schema.name_text(event_id))
 
 
 def entries_before(before: int, kinds: Sequence[str], limit: int) -> Rows:

@@ -165,6 +165,10 @@ class MemoryJournal:
         """See `ports.Journal.entries`."""
         return [_entry(row) for row in islice(self._after(after), limit)]
 
+    async def entry(self, event_id: str) -> Entry | None:
+        """See `ports.Journal.entry`."""
+        return next((_entry(row) for row in reversed(self.store.rows) if row.id == event_id), None)
+
     async def entries_before(self, before: int, *, kinds: Sequence[str], limit: int = 100) -> list[Entry]:
         """See `ports.Journal.entries_before`."""
         rows = (row for row in reversed(self.store.rows) if row.seq < before and row.kind in kinds)

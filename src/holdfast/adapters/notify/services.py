@@ -26,8 +26,6 @@ from holdfast.os.outbound import Allowed, address_of, only_to, parse_allowed, re
 LIMIT_S = 60.0
 DOMAIN = "holdfast.local"
 """Of the message ids by which mails of one matter refer to each other."""
-
-
 FOLLOWS_REDIRECTS = False
 """A service that has moved is given its new address by whoever runs the site."""
 NO_CHAT = frozenset({

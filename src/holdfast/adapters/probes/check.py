@@ -207,7 +207,7 @@ class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics: str = ""
     """Where `/metrics` and `/healthz` are served, such as `127.0.0.1:9471`; empty: nowhere."""
     parser_user: str = "nobody"
-    """Whom the process that judges lines becomes, where the agent is root: a user without rights and without files."""
+    """User that the process which judges lines becomes where the agent is root, without rights and without files."""
     disable: tuple[str, ...] = ()
     """Kill switch: names of checks, or beginnings of names with `*`."""
     validate: tuple[str, ...] = ("prolog", "cpu-stress", "fi-pingpong")

@@ -1,4 +1,4 @@
-"""What becomes of remembered times when the controller's clock was set back, or its successor's clock is behind.
+"""Sets remembered times back when the controller's clock was set back, or its successor's clock is behind.
 
 `Engine.handle` calls it when an event was received long before the one before it. Without it time would stand still
 until the clock has caught up: evidence of now would be older than the last repair, and no brake's window would pass.
@@ -36,6 +36,9 @@ def set_back(state: State, now: float) -> None:
         for name in LISTS:
             if hasattr(record, name):
                 setattr(record, name, [min(at, now) for at in getattr(record, name)])
+    for rested in (one for brake in state.brakes.values() for one in brake.reporters.values()):
+        rested.nodes = {node: min(at, now) for node, at in rested.nodes.items()}
+        rested.requeues = [min(at, now) for at in rested.requeues]
     for incident in state.incidents.values():
         incident.marks = {mark: min(at, now) for mark, at in incident.marks.items()}
     state.spoke = {node: min(at, now) for node, at in state.spoke.items()}

@@ -1,4 +1,4 @@
-"""Whose word was enough: no node falls on a job's word alone, reporters keep to their bounds, nobody approves alone.
+"""Judges of trust: no node falls on a job's word alone, reporters keep to their bounds, nobody approves alone.
 
 The judges read `[trust]` of the policy and the journal. They forget what was said of a node when we have returned it,
 and at no other time, so they may take evidence for newer than the engine does, and never for older. A complaint names
