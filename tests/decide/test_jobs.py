@@ -150,6 +150,24 @@ def test_a_requeue_by_the_scheduler_before_ours_needs_no_second_one(play):
     assert len([x for x in play.all if isinstance(x, o.RequeueHeld)]) == 1
 
 
+@pytest.mark.parametrize("between", [(), (S.PENDING,), (S.UNKNOWN,)])
+def test_a_job_without_a_launcher_that_is_let_go_while_its_evidence_settles_is_not_in_the_queue(bare, between):
+    """A person releases what our requeue holds: it runs, so nothing holds it, and its new attempt proves itself."""
+    play = bare.plain()
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.state is JobState.DIAGNOSING
+    for state in between:
+        play.job(state=state)
+    play.job(state=S.RUNNING, nodes=("n1", "n3", "n4"))
+    assert not play.j.in_queue
+    assert play.state is JobState.PROVING
+    assert (play.attempt.restart_count, play.attempt.nodes) == (1, ("n1", "n3", "n4"))
+    assert kinds(play.settle()) == []
+    assert play.state is JobState.PROVING
+
+
 def test_a_requeue_while_a_restart_in_place_was_under_way_is_adopted(play):
     """Launcher and scheduler disagree: the scheduler has it queued, so that is where it is."""
     play.crash()
