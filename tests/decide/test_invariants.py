@@ -57,6 +57,14 @@ def test_what_does_not_hold_is_seen(play, words):
     assert words in broken(play, SPOILS[words])
 
 
+def test_a_quarantine_without_its_order_is_seen(bare):
+    """Its outcome is all that could move the node on."""
+    bare.nodes()
+    bare.xid("n2")
+    complaint = broken(bare, lambda p: p.engine.state.orders.pop(p.open(o.QuarantineNode).id))
+    assert "node n2 (quarantined): nothing will ever move it on" in complaint
+
+
 def test_two_orders_of_a_kind_for_one_subject(play):
     """One deed at a time."""
     play.xid("n2")

@@ -150,6 +150,24 @@ def test_a_requeue_by_the_scheduler_before_ours_needs_no_second_one(play):
     assert len([x for x in play.all if isinstance(x, o.RequeueHeld)]) == 1
 
 
+@pytest.mark.parametrize("between", [(), (S.PENDING,), (S.UNKNOWN,)])
+def test_a_job_without_a_launcher_that_is_let_go_while_its_evidence_settles_is_not_in_the_queue(bare, between):
+    """A person releases what our requeue holds: it runs, so nothing holds it, and its new attempt proves itself."""
+    play = bare.plain()
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.state is JobState.DIAGNOSING
+    for state in between:
+        play.job(state=state)
+    play.job(state=S.RUNNING, nodes=("n1", "n3", "n4"))
+    assert not play.j.in_queue
+    assert play.state is JobState.PROVING
+    assert (play.attempt.restart_count, play.attempt.nodes) == (1, ("n1", "n3", "n4"))
+    assert kinds(play.settle()) == []
+    assert play.state is JobState.PROVING
+
+
 def test_a_requeue_while_a_restart_in_place_was_under_way_is_adopted(play):
     """Launcher and scheduler disagree: the scheduler has it queued, so that is where it is."""
     play.crash()
@@ -553,6 +571,41 @@ def test_a_job_that_is_over_and_seems_to_complete_again_is_not_revived(end):
     assert play.state is over
     play.job(state=S.PENDING)
     assert play.state is JobState.WATCHING, "a person queues it once more"
+
+
+def given_up_with_exclusions() -> Play:
+    """Kept off n2 by us, and given up when its restart failed; the scheduler goes on keeping it off."""
+    play = Play(limits=Limits(max_requeues=1, max_in_place=0)).plain()
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, nodes=("n1", "n3", "n4"), excluded=("n2", "n9"))
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+    return play
+
+
+def test_a_person_who_queues_a_job_again_gets_the_nodes_that_we_had_kept_it_off():
+    """n2 is repaired by then, and nobody else would lift what the scheduler still has; the owner's n9 is theirs."""
+    play = given_up_with_exclusions()
+    orders = play.job(state=S.PENDING, restart_count=2, nodes=())
+    assert play.state is JobState.WATCHING
+    assert kinds(orders) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ()
+    play.done(o.SetExcluded)
+    assert play.state is JobState.WATCHING
+    assert kinds(play.job(excluded=("n9",))) == []
+
+
+def test_a_job_that_runs_again_keeps_its_exclusions_until_it_is_queued():
+    """They have had their effect on this start."""
+    play = given_up_with_exclusions()
+    assert kinds(play.job(state=S.RUNNING, restart_count=2, nodes=("n1", "n3", "n4"))) == []
+    assert play.state is JobState.WATCHING
 
 
 def test_an_attempt_knows_when_it_got_its_nodes():

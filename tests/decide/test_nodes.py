@@ -228,6 +228,19 @@ def test_a_swapped_machine_is_not_suspect(idle):
     assert idle.engine.proposed_orders() == []
 
 
+def test_a_machine_swapped_after_its_drain_was_seen_and_before_its_outcome_is_told_is_checked(idle):
+    """Nothing else would move it on: the order about the old machine is withdrawn. Found by seed 5094 of the storms."""
+    idle.xid("n2")
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.node("n2", instance_id="x", boot_id="x")
+    assert idle.ns() is NodeState.VALIDATING
+    assert idle.opened(o.QuarantineNode) == []
+    idle.do(e.NodeValidated, node="n2", passed=True, instance_id="x")
+    idle.done(o.ReturnNode)
+    assert idle.ns() is NodeState.HEALTHY
+    assert idle.engine.open_incidents() == []
+
+
 def test_a_machine_swapped_during_its_checks_is_checked_anew(idle):
     """The order names the machine it is for."""
     drained(idle)

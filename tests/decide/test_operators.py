@@ -9,6 +9,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.evidence import Remedy
+from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import JobState, NodeState
 
@@ -77,6 +78,31 @@ def test_repair_by_word(idle, command, kind):
     assert idle.ns() is NodeState.HEALTHY
     assert idle.closed[0].diagnosis.cause == f"operator.{command}"
     assert idle.closed[0].outcome == "recovered"
+
+
+def test_repair_by_word_approves_that_nodes_repair_alone(idle):
+    """Two nodes share an incident: where people decide, the same repair of the other one waits for them."""
+    idle.nodes(topology="row1/rack3")
+    idle.say(C.SET_MODE, value="advise", remedy="reboot")
+    for name in ("n2", "n3"):
+        idle.do(e.NodeGone, node=name, evidence="connection reset")
+    assert idle.incident.nodes_open == ["n2", "n3"]
+    idle.say(C.REBOOT, node="n2")
+    for name in ("n2", "n3"):
+        idle.done(o.QuarantineNode, node=name)
+    found = {r.order.node: r.status for r in idle.engine.state.orders.values() if isinstance(r.order, o.RebootNode)}
+    assert found == {"n2": OrderStatus.PENDING, "n3": OrderStatus.PROPOSED}
+
+
+def test_repair_by_word_that_cannot_begin_approves_no_later_one(idle):
+    """Its quarantine failed, and the node was left to people: the next fault of the node is another matter."""
+    idle.say(C.SET_MODE, value="advise", remedy="reboot")
+    idle.say(C.REBOOT, node="n2")
+    idle.fail(o.QuarantineNode, "no such node")
+    idle.xid("n2", number=73)
+    idle.done(o.QuarantineNode)
+    (record,) = [r for r in idle.engine.state.orders.values() if isinstance(r.order, o.RebootNode)]
+    assert record.status is OrderStatus.PROPOSED
 
 
 def test_repair_by_word_waits_for_the_jobs():
@@ -245,6 +271,26 @@ def test_a_hold_of_what_is_queued_already_costs_no_retry():
     play.done(o.RequeueHeld)
     assert play.state is JobState.HELD
     assert play.j.requeues == 1
+
+
+def test_a_hold_of_what_is_queued_approves_no_requeue_of_ours():
+    """One person held it; where people decide, the next requeue waits for them (here it was let go, and never began)."""
+    play = Play().running()
+    play.until_release()
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING)
+    play.say(C.SET_MODE, value="advise")
+    play.say(C.HOLD, job=KEY)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD)
+    play.say(C.RELEASE, job=KEY)
+    for kind in (o.SetExcluded, o.ReleaseJob):
+        if play.opened(kind):
+            play.done(kind)
+    play.job(state=S.RUNNING, restart_count=1, nodes=NODES)
+    play.fire(f"job:{KEY.cluster}")
+    asked = [r for r in play.engine.state.orders.values() if isinstance(r.order, o.RequeueHeld)]
+    assert [record.status for record in asked] == [OrderStatus.PROPOSED]
 
 
 @pytest.mark.parametrize("first", ["launcher", "scheduler"])

@@ -110,7 +110,7 @@ JOB_ROADS = {
         crash,
         xid,
         lambda play: play.done(o.RequeueHeld),
-        lambda play: play.job(state=S.HELD, restart_count=2, nodes=()),
+        lambda play: play.attach(restart_count=2),
         lambda play: play.job(state=S.RUNNING, nodes=NODES),
     ),
     "stopping": road(cluster, crash),

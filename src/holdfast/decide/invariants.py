@@ -125,7 +125,7 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
     waits = waits_for_domain or left_to_people or _fence_comes(state, node)
     if shown is NodeState.SUSPECT and node.incident and not waits:
         yield "nothing will ever move it on: neither an order, nor a brake, nor its domain is waited for"
-    if shown in {NodeState.REPAIRING, NodeState.VALIDATING} and not (
+    if shown in {NodeState.QUARANTINED, NodeState.REPAIRING, NodeState.VALIDATING} and not (
         node.about in state.timers or any(r.node == node.name for r in _node_orders(state))
     ):
         yield "nothing will ever move it on: neither order nor timer"

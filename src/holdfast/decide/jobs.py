@@ -193,6 +193,9 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     again = grown or old.state in _QUEUED or old.state in ENDED
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
         restart.runs(turn, job, old.state)
+    elif job.in_queue and job.alive and job.state is JobState.DIAGNOSING:
+        restart.adopt(turn, job, "somebody else released it")  # while its evidence settled
+        restart.runs(turn, job, old.state)
     elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.orders.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
         restart.runs(turn, job)

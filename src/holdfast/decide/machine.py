@@ -22,6 +22,10 @@ three it is follows from what is recorded (`place_of`), so a snapshot of any ver
 **Authority.** Who leads a job, whether our own order keeps it in the queue, and whose hold it is under are changed by
 the rows of `AUTHORITY` and by nothing else.
 
+**Leaving.** `leave` is the launcher's engine handing over. `released` and `waiting_for_nodes` need no row of it: that
+engine comes there by `adopt` alone, which takes back all open orders, so none can fail there, and nothing else that
+calls for it is asked in those two.
+
 Starting an attempt (`started`) is accepted wherever a start may already be under way, since a launcher's word can
 arrive before the scheduler's, and after a lost connection several words arrive at once.
 

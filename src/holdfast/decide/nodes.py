@@ -206,6 +206,8 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
         return
     node_record.cleared(turn, node)
     node_record.unbrake(turn, node)
+    if state is NodeState.QUARANTINED and node.drained_by_us:
+        turn.move_node(node, NodeTrigger.FENCED)  # its fence was seen, and the order whose outcome would say so is gone
     if state is NodeState.SUSPECT or not node.drained_by_us:
         _clear(turn, node, "the machine that was suspected is gone")
     elif turn.can(node, NodeTrigger.CHECK):

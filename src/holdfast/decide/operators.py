@@ -145,7 +145,7 @@ def _repair(turn: Turn, event: e.OperatorCommand, node: NodeRecord) -> None:
     incidents.attach_node(turn, incident, node)
     incidents.judge(turn, incident, None)
     node_record.repair_asked(node, finding.rule)
-    turn.state.approved.setdefault(incident.id, []).append(rung)
+    turn.state.approved[node.about] = [rung]
     if state is NodeState.DRAINING:
         turn.orders.withdraw(node.about, "a person chose the repair")
         repair.check_drained(turn, node)
@@ -233,7 +233,6 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     ):
         # It is queued already: the same requeue order, with the count it had before, means "ensure that it is held".
         turn.orders.withdraw(job.about, f"{event.who} holds it")
-        turn.state.approved.setdefault(incident.id, []).append(Remedy.REQUEUE)
         turn.orders.issue(
             turn.order(
                 o.RequeueHeld,

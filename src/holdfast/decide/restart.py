@@ -384,9 +384,14 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     if incident is not None:
         turn.stamp(incident, Mark.STOPPED)
         turn.stamp(incident, Mark.REQUEUED)
-        if job.view.state not in RUNS and job_record.outdated_exclusions(job):
-            ask_exclusions(turn, job, incident)
+        _lift_outdated(turn, job, incident)
     wait(turn, job)
+
+
+def _lift_outdated(turn: Turn, job: JobRecord, incident: IncidentRecord | None) -> None:
+    """Have the scheduler give it the nodes that are fit for it again, unless it has started without them."""
+    if job.view.state not in RUNS and job_record.outdated_exclusions(job):
+        ask_exclusions(turn, job, incident)
 
 
 def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> None:
@@ -412,17 +417,18 @@ def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
     exclude(turn, job, sorted(name for name in names if is_known(turn, name)))
 
 
-def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
+def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord | None) -> None:
     """Have the scheduler keep it off exactly these nodes."""
+    diagnosis = incident.diagnosis if incident is not None else None
     turn.orders.withdraw(job.about, "other nodes are to be left by now", o.SetExcluded)
     job_record.exclusions_asked(turn, job)
     turn.orders.issue(
         turn.order(
             o.SetExcluded,
             job,
-            incident.id,
+            incident.id if incident is not None else "",
             Remedy.REQUEUE,
-            incident.diagnosis.summary if incident.diagnosis is not None else "",
+            diagnosis.summary if diagnosis is not None else "",
             nodes=tuple(sorted(job.excluded)),
         )
     )
@@ -626,7 +632,8 @@ def end_again(turn: Turn, job: JobRecord, why: str) -> None:
 
 
 def revive(turn: Turn, job: JobRecord) -> None:
-    """Somebody queued a finished job once more: watch it again, with fresh budgets."""
+    """Somebody queued a finished job once more: watch it again, with fresh budgets and without our exclusions."""
     turn.orders.withdraw(job.about, "it was queued again by somebody else")
     job_record.revived(turn, job)
     turn.tell(job, "It was queued again by somebody else; watched from here on.")
+    _lift_outdated(turn, job, None)

@@ -64,7 +64,10 @@ class State(Struct, omit_defaults=True):
     modes: dict[str, dict[str, Mode]] = field(default_factory=dict)
     """Overrides at run time: group -> rung, or empty for all rungs -> mode."""
     approved: dict[str, list[Remedy]] = field(default_factory=dict)
-    """Rungs that a person approved for an incident: the rung's further orders need no second word."""
+    """Rungs that a person approved for an incident: the rung's further orders need no second word.
+
+    Under `node:NAME` stands the repair of this node that a person asked for: the next order alone needs no approval.
+    """
     seen: dict[str, None] = field(default_factory=dict)
     """Ids of the newest findings; the same one reported twice is one."""
     context: dict[str, list[Finding]] = field(default_factory=dict)

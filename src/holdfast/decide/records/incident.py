@@ -121,7 +121,8 @@ def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: s
 
 
 def node_settled(turn: Turn, incident: IncidentRecord, node: NodeRecord, why: str) -> None:
-    """This node's side of it is through, and governs the node no longer."""
+    """This node's side of it is through, and governs the node no longer; so does no repair that a person asked for."""
+    turn.state.approved.pop(node.about, None)
     if node.incident == incident.id:
         node.incident = ""
         turn.changes.add(node)

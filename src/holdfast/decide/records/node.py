@@ -122,6 +122,7 @@ def lost(turn: Turn, node: NodeRecord) -> None:
 def cleared(turn: Turn, node: NodeRecord) -> None:
     """It runs, and nothing is held against it any more."""
     node.findings, node.witnesses = [], {}
+    turn.state.approved.pop(node.about, None)
     runs(turn, node)
 
 
