@@ -56,7 +56,7 @@ for event in client.follow(job="1778"):  # waits for the next one, without end
 ## Tokens and roles
 
 `holdfast token create NAME --role ROLE` prints a token once; the book (`DIR/controller/tokens`) holds its SHA-256 only, compared in constant time.
-`holdfast token list` shows who has which, `holdfast token revoke NAME` ends one: a running controller, and sessions opened with it, go by that
+`holdfast token list` shows who has which, `holdfast token revoke ID` ends one, with NAME all of that name: a running controller, and sessions opened with it, go by that
 within a second. `--expires 30d` sets an end, `--only agent:node07` binds an agent's token to one source. A token in an address opens nothing.
 On Slurm, agents, launchers and users get short-lived tokens by munge in place of these ([security.md](security.md#munge-no-tokens-on-slurms-nodes)).
 

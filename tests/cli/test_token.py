@@ -46,6 +46,22 @@ def test_a_new_token_is_accepted_as_its_role_and_stands_nowhere(folder: Path):
     assert listed[-1]["id"] == found.id
 
 
+def test_what_is_said_of_a_new_token_ends_that_one_alone(folder: Path):
+    """The ID ends one, the name every token of that name: both are named as what they do."""
+    where = ("--dir", str(folder))
+    call("create", "mei", *where)
+    told = CliRunner().invoke(app, ["token", "create", "mei", *where]).output
+    ids = [one["id"] for one in json.loads(call("list", "--json", *where))["tokens"] if one["name"] == "mei"]
+    assert f"`holdfast token revoke {ids[1]}` ends it, `holdfast token revoke mei` every token of that name" in told
+    call("revoke", ids[1], *where)
+    assert [one["id"] for one in json.loads(call("list", "--json", *where))["tokens"]][2:] == ids[:1]
+
+
+def test_roles_are_named_with_their_article():
+    """As sentences of refusal name whose a token is."""
+    assert [role.one for role in Role] == ["a viewer", "an owner", "an agent", "an operator"]
+
+
 def test_a_revoked_token_is_refused_by_a_book_that_is_open(folder: Path):
     """A controller that runs goes by the changed book within a second, both for bearers and for sessions."""
     token = json.loads(call("create", "ci", "--dir", str(folder), "--json"))["token"]

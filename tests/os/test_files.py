@@ -59,7 +59,7 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     told: list[str] = []
     holder = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    with pytest.raises(BlockingIOError, match="pid unknown"), locked(path, wait_s=0.05):
+    with pytest.raises(BlockingIOError, match="holder unknown"), locked(path, wait_s=0.05):
         pytest.fail("two hold it")
 
     def on_wait() -> None:
@@ -68,6 +68,65 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
 
     with locked(path, wait_s=None, on_wait=on_wait):
         assert told == ["waits"]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("pid {dead} on {here}\n", "holder unknown"),
+        ("pid 1 on {here}\n", "pid 1 on {here}"),
+        ("pid {dead} on node07\n", "taken last by pid {dead} on node07"),
+        ("pid 99999999999999 on {here}\n", "holder unknown"),
+        ("", "holder unknown"),
+    ],
+)
+def test_only_a_process_that_lives_is_named_as_the_holder(tmp_path: Path, written: str, told: str) -> None:
+    """A dead one's name stays in the file until the next holder writes its own, and would send people to the wrong process."""
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    names = {"dead": dead, "here": os.uname().nodename}
+    path = tmp_path / "lock"
+    path.write_text(written.format(**names))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        with pytest.raises(BlockingIOError) as refused, locked(path):
+            pytest.fail("two hold it")
+    assert refused.value.strerror == told.format(**names)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "second name"])
+def test_what_is_no_file_of_a_lock_is_refused(tmp_path: Path, kind: str) -> None:
+    """By one sentence, also where a lock is not needed: nobody has such a thing there by accident."""
+    path, other = tmp_path / "lock", tmp_path / "other"
+    other.write_text("kept")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(other)
+    else:
+        path.hardlink_to(other)
+    with pytest.raises(OSError), locked(path, needed=False):
+        pytest.fail("no lock is held")
+    assert other.read_text() == "kept"
+
+
+def test_who_needs_no_lock_goes_on_where_it_is_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's folder that a group shares: its next launcher may be another user's. What belongs to the folder's owner counts."""
+    path, others = tmp_path / "lock", tmp_path.stat()
+    path.touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with locked(path):
+        pass
+    monkeypatch.setattr(Path, "stat", lambda _self: os.stat_result((*others[:4], 54322, *others[5:])))
+    monkeypatch.setattr(os, "fstat", lambda _fd: os.stat_result((0o100600, 0, 0, 1, 54323, 0, 0, 0, 0, 0)))
+    with locked(path, needed=False):
+        pass
+    with pytest.raises(PermissionError, match="another user"), locked(path):
+        pytest.fail("no lock is held")
 
 
 def test_where_a_file_system_has_no_locks_only_who_needs_one_is_refused(

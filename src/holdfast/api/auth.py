@@ -54,6 +54,11 @@ class Role(StrEnum):
     AGENT = "agent"
     OPERATOR = "operator"
 
+    @property
+    def one(self) -> str:
+        """With its article, for sentences."""
+        return f"a {self}" if self is Role.VIEWER else f"an {self}"
+
 
 _MAY = {
     Role.VIEWER: frozenset({Role.VIEWER}),
@@ -360,7 +365,9 @@ def needs(role: Role) -> Guard:
             raise NotAuthorizedException("a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"})
         connection.app.state.limits.check(connection, identity)
         if not identity.may(role):
-            raise PermissionDeniedException(f"the token of {identity.name!r} is a {identity.role}'s; this needs {role}")
+            raise PermissionDeniedException(
+                f"the token of {identity.name!r} is {identity.role.one}'s; this needs {role.one}'s"
+            )
         check_scope(identity, handler)
         if role is Role.VIEWER:
             await check_newest(connection.app.state.controller)

@@ -68,7 +68,7 @@ async def operate(
     if identity.role is Role.OWNER or identity.sees:
         await _check_jobs(controller, identity, asked)
     elif not identity.may(Role.OPERATOR):
-        raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; commands need an operator's")
+        raise RefusedError(f"the token of {identity.name!r} is {identity.role.one}'s; commands need an operator's")
     if asked.command is e.Command.APPROVE:
         await _look(controller)
     if if_match not in {"", "*"}:
@@ -172,7 +172,7 @@ async def _look(controller: Controller) -> None:
 async def _check_jobs(controller: Controller, identity: Identity, asked: CommandRequest) -> None:
     """Return when the command is about a job of this owner's, or of this operator's scope. Raises RefusedError."""
     if not identity.may(Role.OWNER):
-        raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; commands need an operator's")
+        raise RefusedError(f"the token of {identity.name!r} is {identity.role.one}'s; commands need an operator's")
     if asked.command not in OWNERS:
         whose = "is an owner" if identity.role is Role.OWNER else f"sees {', '.join(identity.sees)} alone"
         raise RefusedError(f"{asked.command.replace('_', ' ')} needs an operator's token; {identity.name!r} {whose}")

@@ -109,7 +109,10 @@ def create(
 
     change_book(book, with_it)
     made = form(token=token, name=name, role=role, id=identity, **({"expires_at": until} if until else {}))
-    hint = f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {name}` ends it."
+    hint = (
+        f"{name} may use it as {role}; it is shown only now. `holdfast token revoke {identity}` ends it, "
+        f"`holdfast token revoke {name}` every token of that name."
+    )
     return Answer(lambda: made, lambda: [token], hint=hint)
 
 

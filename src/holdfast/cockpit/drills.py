@@ -157,7 +157,7 @@ class DrillRoom:
             UsageError: no drill, or one that does not ship; no reason.
         """
         if not identity.may(Role.OPERATOR):
-            raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; drills need an operator's")
+            raise RefusedError(f"the token of {identity.name!r} is {identity.role.one}'s; drills need an operator's")
         if self.going is not None:
             raise RefusedError("a run is under way: wait for its end, or stop it")
         unknown = [name for name in names if name not in self._drills]

@@ -83,7 +83,7 @@ class SettingsPage:
             StaleError: another policy was loaded since the difference was shown.
         """
         if not identity.may(Role.OPERATOR):
-            raise RefusedError(f"the token of {identity.name!r} is a {identity.role}'s; a policy needs an operator's")
+            raise RefusedError(f"the token of {identity.name!r} is {identity.role.one}'s; a policy needs an operator's")
         draft = self.check(form)
         if draft.wrong:
             raise UsageError(f"the policy was not taken: {draft.wrong}")

@@ -10,11 +10,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+LOCK_MODE = 0o600
+"""Of a lock's file. Whoever may read it may hold it, and keep its owner out."""
 _LOCK_POLL_S = 0.02
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Another one after each boot of this machine."""
@@ -75,32 +78,88 @@ def locked(
 ) -> Iterator[None]:
     """Hold the lock of a file, which is made and names its holder. The kernel frees it when this process dies.
 
+    Nobody but its owner may open the file, and so hold it: the mode of an older version's file is narrowed.
+
     Args:
         path: the lock's own file; its folder exists.
         wait_s: seconds to wait for another holder; None: as long as it takes.
         on_wait: called once when there is another holder to wait for.
-        needed: False: go on without a lock where the file system has none, as Lustre without `flock`.
+        needed: False: go on without a lock where the file system has none, as Lustre without `flock`, and where the
+            file is another user's, as in a folder that a group shares.
 
     Raises:
-        BlockingIOError: another one holds it; its `strerror` says which process on which machine.
-        OSError: the file cannot be opened, or the file system has no locks.
+        BlockingIOError: another one holds it; its `strerror` says who, as far as that is known.
+        OSError: the file cannot be opened, may be held by others, or the file system has no locks.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = -1
     try:
         try:
+            fd = _open_lock(path)
             _lock(fd, wait_s, on_wait)
         except BlockingIOError as error:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "pid unknown"
-            raise BlockingIOError(errno.EAGAIN, holder, str(path)) from error
-        except OSError:
+            raise BlockingIOError(errno.EAGAIN, _holder(fd), str(path)) from error
+        except PermissionError:
             if needed:
                 raise
-        with contextlib.suppress(OSError):  # who holds it is for people only, and a full disk is no reason to stop
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        except OSError:
+            if needed or fd < 0:
+                raise
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # who holds it is for people only, and a full disk is no reason to stop
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield
     finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of a lock's file that its owner alone may open, and that is no other file by another name.
+
+    Its owner is this user, root, or whose the folder is, who may exchange the file in any case.
+
+    Raises:
+        PermissionError: it is another user's.
+        OSError: it cannot be opened, or is something else.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, LOCK_MODE)
+    try:
+        seen = os.fstat(fd)
+        _check_lock(path, seen)
+        if stat.S_IMODE(seen.st_mode) & ~LOCK_MODE:
+            with contextlib.suppress(OSError):  # some file systems have one mode for all files
+                os.fchmod(fd, LOCK_MODE)
+    except OSError:
         os.close(fd)
+        raise
+    return fd
+
+
+def _check_lock(path: Path, seen: os.stat_result) -> None:
+    if not stat.S_ISREG(seen.st_mode):
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+    if seen.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it has a second name", str(path))
+    if seen.st_uid not in {0, os.geteuid(), path.parent.stat().st_uid}:
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {seen.st_uid})", str(path))
+
+
+def _holder(fd: int) -> str:
+    """Who holds a lock: a process that lives. A name that a dead one has left behind would mislead."""
+    named = re.fullmatch(r"pid (\d{1,10}) on (\S+)\s*", os.pread(fd, 200, 0).decode(errors="replace"))
+    if named is None:
+        return "holder unknown"
+    pid, host = named.groups()
+    if host != os.uname().nodename:
+        return f"taken last by pid {pid} on {host}"  # whether that lives cannot be seen from here
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        pass
+    except (OSError, OverflowError):
+        return "holder unknown"
+    return f"pid {pid} on {host}"
 
 
 def _lock(fd: int, wait_s: float | None, on_wait: Callable[[], None] | None) -> None:

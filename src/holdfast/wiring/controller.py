@@ -159,7 +159,7 @@ def only_one(folder: Path) -> Iterator[None]:
             stack.enter_context(locked(folder / "lock"))
         except BlockingIOError as error:
             raise JournalBusyError(
-                f"a controller ({error.strerror}) runs in {folder} already: stop it first"
+                f"a controller runs in {folder} already ({error.strerror}): stop it first"
             ) from error
         except OSError as error:
             raise JournalError(f"the lock {folder / 'lock'} cannot be taken: {error.strerror}") from error

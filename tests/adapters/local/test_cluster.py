@@ -12,6 +12,7 @@ import pytest
 
 from cluster_fixture import TestCluster, embedded_cluster, job_of, node_of
 from holdfast.adapters.local.client import LocalOrchestrator
+from holdfast.adapters.local.cluster import hold
 from holdfast.adapters.local.daemon import start_cluster
 from holdfast.adapters.local.processes import environment_of, marked
 from holdfast.adapters.local.protocol import Hold, Release
@@ -579,3 +580,15 @@ def test_ids_go_on_in_the_same_folder(tmp_path: Path) -> None:
     assert seen[0::2] == ["1", "2"]
     assert seen[1] != seen[3]
     assert issubclass(LinkError, HoldfastError)
+
+
+def test_a_lock_that_cannot_be_taken_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here a folder stands in the place of its file."""
+    (tmp_path / "cluster.lock").mkdir()
+
+    async def run() -> None:
+        raise AssertionError
+
+    assert hold(tmp_path, run) == 69
+    said = f"holdfast cluster: the lock {tmp_path}/cluster.lock cannot be taken: Is a directory\n"
+    assert capsys.readouterr().err == said

@@ -395,6 +395,9 @@ def hold(folder: Path, run: Callable[[], Coroutine[Any, Any, None]], what: str =
         except BlockingIOError:
             sys.stderr.write(f"holdfast {what}: one runs in {folder} already; `holdfast {what} down` ends it\n")
             return 69
+        except OSError as error:
+            sys.stderr.write(f"holdfast {what}: the lock {folder / 'cluster.lock'} cannot be taken: {error.strerror}\n")
+            return 69
         (folder / "cluster.sock").unlink(missing_ok=True)
         node_init.become_subreaper()
         asyncio.run(run())
