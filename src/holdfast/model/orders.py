@@ -227,3 +227,7 @@ class OrderStatus(StrEnum):
     EXPIRED = "expired"
     REJECTED = "rejected"
     WITHDRAWN = "withdrawn"
+
+
+WAITING = (OrderStatus.PROPOSED, OrderStatus.PENDING)
+"""Without an outcome yet: what waits for a person, and what is under way."""
