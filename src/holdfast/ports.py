@@ -208,7 +208,10 @@ class Journal(Protocol):
         limit: int = 1000,
         before: tuple[float, str] | None = None,
     ) -> list[OrderRecord]:
-        """Read model, newest first; `order` asks for one, `before` (issued_at, id) for the page behind that one."""
+        """Read model, newest first; `order` asks for one, `before` (issued_at, id) for the page behind that one.
+
+        `pending_only`: those without an outcome, proposed and under way. The limit counts what is asked for alone.
+        """
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:
         """Append to the bounded series store; outside replay, may drop the oldest."""

@@ -105,6 +105,21 @@ def test_events_are_chosen_by_incident_job_node_and_kind(store: Store):
     run(work)
 
 
+def test_a_limit_counts_the_orders_that_were_asked_for(store: Store):
+    """What waits for a person, or is under way, is found behind any number of newer orders that are over."""
+
+    async def work() -> None:
+        journal = store.open()
+        await journal.acquire("a", lease_s=10, now=100)
+        waits = [order_record("o1", "proposed", at=50.0), order_record("o2", at=51.0)]
+        over = [order_record(f"d{number}", "done") for number in range(9)]
+        await journal.append([entry(1, orders=[*waits, *over])])
+        assert [one.order.id for one in await journal.orders(pending_only=True, limit=2)] == ["o2", "o1"]
+        await journal.close()
+
+    run(work)
+
+
 def test_read_models_follow_the_events(store: Store):
     """The last change of a record wins, also inside one batch; each model can be asked for one record."""
 

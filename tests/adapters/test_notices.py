@@ -45,10 +45,17 @@ LOOPBACK = ("127.0.0.0/8",)
 INCIDENT = Facts(summary="GPU 3 fell off the bus", domain="hardware", partition="gpu", owner="mei", steps=("look",))
 
 
-def notice(number: int = 1, *, topic: str = "i1", severity: Severity = Severity.WARNING, title: str = "") -> Notify:
+def notice(
+    number: int = 1,
+    *,
+    topic: str = "i1",
+    severity: Severity = Severity.WARNING,
+    title: str = "",
+    asks: bool = False,
+) -> Notify:
     return Notify(
         id=f"o{number}", cause=number, incident=topic, topic=topic, severity=severity,
-        title=title or f"7(0) is requeued, held ({number})", text=f"text {number}",
+        title=title or f"7(0) is requeued, held ({number})", text=f"text {number}", asks=asks,
     )  # fmt: skip
 
 
@@ -434,6 +441,25 @@ def test_what_is_grave_goes_at_once_above_the_limit(tmp_path: Path):
     assert [message.title for _, message in kept.got] == ["m0", "m1", "f1", "f2", "3 notices"]
     assert {message.title: at for at, message in kept.got if message.title in sent_at} == sent_at
     assert kept.got[-1][0] >= kept.got[2][0] + 3600
+
+
+def test_a_request_for_approval_is_not_held_back_by_lesser_notices(tmp_path: Path):
+    """The hour's messages are used up by warnings: the request goes out at once, the other warnings wait."""
+    clock = VirtualClock()
+    kept = Kept(clock)
+    config = NotifyConfig(group_s=0.0, to=(Destination(name="a", url="x", per_hour=2),))
+
+    async def work() -> None:
+        async with Outbox(config, tmp_path / "o", kept, lambda _n: Facts(), clock) as box:
+            for number in range(4):
+                await box.send(notice(number, topic=f"m{number}", title=f"m{number}"))
+                await clock.sleep(10)
+            await box.send(notice(9, topic="i9", title="Approve c9.1?", asks=True))
+            await clock.sleep(10)
+            assert box.waiting() == {"a": 2}
+
+    run_virtual(work())
+    assert [message.title for _, message in kept.got] == ["m0", "m1", "Approve c9.1?"]
 
 
 @pytest.mark.parametrize("per_hour", [60, 2])

@@ -16,6 +16,7 @@ from holdfast.api import Role
 from holdfast.client import AsyncClient, Commanded
 from holdfast.errors import LinkError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
+from holdfast.model.answers import CommandRequest
 from holdfast.model.cluster import JobKey
 from holdfast.model.orders import OrderStatus, QuarantineNode, RequeueHeld
 
@@ -152,6 +153,10 @@ def test_two_people_approve_by_their_tokens(tmp_path: Path):
             assert (first.refused, first.waits) == ("", "1 of 2 approvals")
             assert "it takes 2 people" in (await operator.command("approve", order=order, who="ken")).refused
             assert (await operator.command("withdraw", order=order)).waits == "0 of 2 approvals"
+            body = msgspec.json.encode({"command": "approve", "order": order, "id": "twice"})
+            for _ in range(2):
+                assert (await operator._call("POST", "/v1/commands", dict, content=body))["waits"] == "1 of 2 approvals"
+            await operator.command("withdraw", order=order)
             async with client(house.server, Role.OWNER) as mei:
                 assert "has not approved it" in (await mei.command("withdraw", order=order)).refused
                 assert (await mei.command("approve", order=order)).waits == "1 of 2 approvals"
@@ -162,6 +167,30 @@ def test_two_people_approve_by_their_tokens(tmp_path: Path):
             deed = (await operator.audit(limit=1))[0]
             assert (deed.what, deed.by.partition(" ")[0]) == ("approve", "the-operator")
             assert len(deed.by.partition(" ")[2]) == 12
+
+    run(work)
+
+
+def test_an_approval_counts_while_its_token_is_accepted(tmp_path: Path):
+    """Mei's token is revoked after her approval: the operator's is the first of two then, not the last."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, owner="mei") as house, client(house.server) as operator:
+            two = "[trust]\napprovals = 2\n[mode]\ndefault = 'advise'\n"
+            await house.controller.submit(e.PolicyLoaded(id="p", at=1.0, source="controller", toml=two))
+            await house.fault("n1")
+            fleet, book = house.server.app.state.fleet, house.server.app.state.tokens
+            await until(lambda: any(isinstance(one.order, RequeueHeld) for one in fleet.proposed.values()))
+            order = next(one.order.id for one in fleet.proposed.values() if isinstance(one.order, RequeueHeld))
+            async with client(house.server, Role.OWNER) as mei:
+                assert (await mei.command("approve", order=order)).waits == "1 of 2 approvals"
+            book._take([line for line in book.lines if line.identity.name != "mei"])
+            assert (await operator.command("approve", order=order)).waits == "1 of 2 approvals"
+            (record,) = await house.controller.journal.orders(order=order)
+            assert (record.status, [known.who for known in record.approvals]) == (
+                OrderStatus.PROPOSED,
+                ["the-operator"],
+            )
 
     run(work)
 
@@ -197,6 +226,13 @@ def test_texts_are_bounded_and_hold_no_control_characters(tmp_path: Path, field:
             assert await house.controller.journal.events(kind="operator_command") == []
 
     run(work)
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "a\tb", "a\x7fb", "a\x9bb"])
+def test_an_id_is_one_printable_line(bad: str):
+    """The id of a command stands in logs, topics and the audit."""
+    with pytest.raises(WireError, match="id holds control characters"):
+        operate.check_form(CommandRequest(command=e.Command.DRAIN, node="n1", id=bad))
 
 
 def test_a_command_sent_twice_is_done_once(tmp_path: Path):

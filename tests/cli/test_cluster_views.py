@@ -166,6 +166,19 @@ def test_what_rests_on_one_reporters_word_is_listed(holdfast: Holdfast, tmp_path
     assert "(mei)" in shown
 
 
+def test_orders_that_wait_are_listed_behind_any_number_of_newer_ones(holdfast: Holdfast, tmp_path: Path) -> None:
+    """`--limit` counts what waits: newer orders that are over, and newer ones under way, hide no proposal."""
+    old = OrderRecord(QuarantineNode(id="c1.1", cause=1, node="n3"), OrderStatus.PROPOSED, NOW - 9.0)
+    newer = [
+        OrderRecord(QuarantineNode(id=f"c2.{number}", cause=2, node="n4"), status, NOW)
+        for number, status in enumerate([OrderStatus.DONE] * 250 + [OrderStatus.PENDING] * 3)
+    ]
+    path = make(tmp_path / "journal.db", Touched(orders=[old, *newer]))
+    assert "c1.1" in holdfast("orders", "--journal", path).out
+    assert "c1.1" in holdfast("orders", "--limit", "1", "--journal", path).out
+    assert "c1.1" not in holdfast("orders", "--all", "--limit", "1", "--journal", path).out
+
+
 def test_an_empty_cluster_says_so(holdfast: Holdfast, tmp_path: Path) -> None:
     """No table without rows."""
     path = make(tmp_path / "journal.db", Touched())

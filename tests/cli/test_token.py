@@ -62,6 +62,14 @@ def test_roles_are_named_with_their_article():
     assert [role.one for role in Role] == ["a viewer", "an owner", "an agent", "an operator"]
 
 
+def test_a_name_that_differs_in_case_alone_is_refused(folder: Path):
+    """`Mei` beside `mei` would be one person as two in the audit; the same name again is another token of theirs."""
+    call("create", "mei", "--dir", str(folder))
+    with pytest.raises(UsageError, match="differs in case alone"):
+        call("create", "Mei", "--dir", str(folder))
+    call("create", "mei", "--dir", str(folder))
+
+
 def test_a_revoked_token_is_refused_by_a_book_that_is_open(folder: Path):
     """A controller that runs goes by the changed book within a second, both for bearers and for sessions."""
     token = json.loads(call("create", "ci", "--dir", str(folder), "--json"))["token"]

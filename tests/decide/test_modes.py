@@ -301,7 +301,7 @@ def test_rejection_leaves_everything_as_it_is():
 
 
 def test_an_overtaken_proposal_leaves_the_node_to_people_while_its_return_is_under_way():
-    """A person vouched for it, it is proposed for quarantine anew, and the brake refuses the approval (seed 184706828).
+    """A person vouched for it, it is proposed for quarantine anew, and that is rejected (as seed 184706828 had it overtaken).
 
     The return that hangs is no plan for the node: without this it stayed suspect for ever once the return was done.
     """
@@ -312,6 +312,8 @@ def test_an_overtaken_proposal_leaves_the_node_to_people_while_its_return_is_und
     play.say(e.Command.CONFIRM_HEALTHY, node="n2")
     play.xid("n2", number=95)
     play.say(e.Command.APPROVE, order=proposal(play, o.QuarantineNode).order.id)
+    assert len(play.opened(o.QuarantineNode)) == 1  # the brake refuses, and the proposal goes on waiting
+    play.say(e.Command.REJECT, order=proposal(play, o.QuarantineNode).order.id, why="not now")
     assert play.opened(o.QuarantineNode) == []
     assert not play.n().incident
     play.done(o.ReturnNode)

@@ -8,7 +8,7 @@ from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobView, NodeView, RecoverySpec, SchedulerState
+from holdfast.model.cluster import JobKey, JobView, NodeView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import NodeRules
 from holdfast.model.records import JobState, NodeState
@@ -85,6 +85,14 @@ def test_an_owner_is_told_of_a_near_miss_once():
     orders += play.job(reason="x")
     notices = [order for order in orders if isinstance(order, o.Notify)]
     assert [notice.text for notice in notices] == ["comment key 'aps' is not known."]
+
+
+def test_a_users_near_misses_are_one_matter():
+    """Jobs with ever other slips in their comments do not become a matter each."""
+    play = Play().nodes()
+    play.job(key=JobKey("c", "8"), user="mei", warnings=("comment key 'zz1' is not known",))
+    play.job(key=JobKey("c", "9"), user="mei", warnings=("comment key 'zz2' is not known",))
+    assert {one.topic for one in play.all if isinstance(one, o.Notify)} == {"asked:mei"}
 
 
 def test_a_requeue_names_the_nodes_that_are_gone():

@@ -17,7 +17,7 @@ from holdfast.model.cluster import JobKey
 from holdfast.model.evidence import Domain, EvidenceKind, Remedy
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode, Trust
-from holdfast.model.records import JobState, NodeState, OrderRecord
+from holdfast.model.records import BrakeRecord, JobState, NodeState, OrderRecord
 
 LAUNCHER = "launcher:7"
 OTHER = JobKey("c", "8")
@@ -322,9 +322,9 @@ def test_two_people_approve():
     assert [known.by for known in record.approvals] == ["mei a1", "ken b2"]
 
 
-@pytest.mark.parametrize("again", ["mei a1", "mei c3", "kai a1"])
+@pytest.mark.parametrize("again", ["mei a1", "mei c3", "kai a1", "Mei d4"])
 def test_one_person_counts_once(again):
-    """The same token, another token of the same name, another name for the same token: refused, with the reason."""
+    """The same token, another token of the same name, in another case too, another name for the same token: refused, with the reason."""
     play = advised()
     approve(play, proposed(play))
     assert kinds(approve(play, proposed(play), again)) == []
@@ -354,6 +354,31 @@ def test_an_approval_is_withdrawn():
     assert any("withdrew their approval" in line for line in play.n().story)
     assert kinds(approve(play, record, "ken b2")) == []
     assert kinds(approve(play, record, "mei a1")) == ["QuarantineNode"]
+
+
+def test_an_approval_whose_token_was_revoked_counts_no_more():
+    """The command that follows says whose; two that hold are needed."""
+    play = advised()
+    record = proposed(play)
+    approve(play, record)
+    assert kinds(play.say(C.APPROVE, by="ken b2", order=record.order.id, void=("mei a1",))) == []
+    assert [known.by for known in record.approvals] == ["ken b2"]
+    assert any("counts no more" in line for line in play.n().story)
+    assert kinds(approve(play, record, "kai e5")) == ["QuarantineNode"]
+
+
+def test_a_full_brake_drops_no_approval():
+    """The first person's counts, the last one's is refused while the brake is full, and nothing is withdrawn."""
+    play = advised()
+    record = proposed(play)
+    brake = play.engine.state.brakes.setdefault("gpu", BrakeRecord("gpu", nodes=4))
+    brake.tripped_at = play.now
+    approve(play, record)
+    assert kinds(approve(play, record, "ken b2")) == []
+    assert (record.status, len(record.approvals)) == (OrderStatus.PROPOSED, 1)
+    assert any("the brake of its group holds it back" in one.text for one in play.all if isinstance(one, o.Notify))
+    brake.tripped_at = 0.0
+    assert kinds(approve(play, record, "ken b2")) == ["QuarantineNode"]
 
 
 def test_one_person_rejects():

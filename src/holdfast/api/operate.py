@@ -7,6 +7,7 @@ journal writes and, before an approval, while the scheduler is read.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import xxhash
 from msgspec import Struct, structs
 
-from holdfast.api.auth import Identity, Role
+from holdfast.api.auth import Identity, Role, TokenBook
 from holdfast.api.stored import stored
 from holdfast.controller import Controller
 from holdfast.controller.acts import within
@@ -31,6 +32,8 @@ LOOK_S = 10.0
 """An approval waits at most this long for the fresh look at the world."""
 TEXT_MAX = 256
 WHY_MAX = 2000
+_OF_BOOK = re.compile(r".+ ([0-9a-f]{12})")
+"""Name and id of a token of the book; what is given for a munge credential has another id, and no end that counts."""
 OWNERS = frozenset(
     {
         e.Command.REQUEUE,
@@ -47,7 +50,12 @@ OWNERS = frozenset(
 
 
 async def operate(
-    controller: Controller, identity: Identity, asked: CommandRequest, *, if_match: str = ""
+    controller: Controller,
+    identity: Identity,
+    asked: CommandRequest,
+    *,
+    if_match: str = "",
+    tokens: TokenBook | None = None,
 ) -> CommandAnswer:
     """Have a command journalled; returns what the engine said to it.
 
@@ -56,6 +64,7 @@ async def operate(
         identity: who asks, as the guard found it.
         asked: the command.
         if_match: `etag_of` the target as the person saw it, or `gist_of` it; empty or `*`: whatever it is by now.
+        tokens: the book; earlier approvals of its tokens count while these are accepted.
 
     Raises:
         RefusedError: this identity may not say it.
@@ -90,8 +99,18 @@ async def operate(
         value=asked.value,
         remedy=asked.remedy,
         by=identity.person,
+        void=await _void(controller, asked, tokens),
     )
     return await _submit(controller, event)
+
+
+async def _void(controller: Controller, asked: CommandRequest, tokens: TokenBook | None) -> tuple[str, ...]:
+    """Of the approvals that the order has those whose tokens the book no longer accepts."""
+    if asked.command is not e.Command.APPROVE or tokens is None:
+        return ()
+    record = await _order(controller, asked.order)
+    given = [known.by for known in record.approvals] if record is not None else []
+    return tuple(by for by in given if (held := _OF_BOOK.fullmatch(by)) and tokens.known(held[1]) is None)
 
 
 async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAnswer:
@@ -103,8 +122,7 @@ async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAn
         nonlocal waits
         mine.extend(entry for entry in entries if entry.event.id == event.id)
         for record in [record for entry in mine for record in entry.touched.orders]:  # they change with the next event
-            if record.order.id == event.order and record.status is OrderStatus.PROPOSED:
-                waits = f"{len(record.approvals)} of {record.approvals_needed} approvals"
+            waits = _waits(event, record) or waits
 
     controller.listeners.append(listen)
     try:
@@ -116,9 +134,18 @@ async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAn
     entry = mine[0] if mine else await controller.journal.entry(event.id)
     if entry is None:
         return CommandAnswer(outcome, event.id)
-    if structs.replace(entry.event, at=event.at, received_at=0.0, seq=0) != event:
+    if structs.replace(entry.event, at=0.0, received_at=0.0, seq=0, void=()) != structs.replace(event, at=0.0, void=()):
         raise WireError(f"the id {event.id.partition(':')[2]!r} is another command's: give each command its own")
+    if not mine and event.order and (now := await _order(controller, event.order)) is not None:
+        waits = _waits(event, now)
     return CommandAnswer(entry.event.seq, event.id, refusal(event.id, entry.orders), waits)
+
+
+def _waits(event: e.OperatorCommand, record: OrderRecord) -> str:
+    """What an approval that was taken, or withdrawn, waits for still."""
+    if record.order.id != event.order or record.status is not OrderStatus.PROPOSED:
+        return ""
+    return f"{len(record.approvals)} of {record.approvals_needed} approvals"
 
 
 def refusal(command_id: str, orders: Sequence[o.AnyOrder]) -> str:
@@ -155,6 +182,8 @@ def check_form(asked: CommandRequest) -> None:
 
 
 def _check_text(name: str, text: str) -> None:
+    if name == "id" and not text.isprintable():
+        raise WireError("id holds control characters")
     if any(ord(one) < 32 and one not in "\n\t" for one in text):
         raise WireError(f"{name} holds control characters")
 

@@ -76,7 +76,8 @@ async def command(request: Request[Any, Any, State], state: State, data: JSONBod
 
     With `If-Match` (the entity tag of the target's record) it is done only if the target is still as it was seen.
     """
-    return await operate(state.controller, request.state.identity, data, if_match=request.headers.get("if-match", ""))
+    seen = request.headers.get("if-match", "")
+    return await operate(state.controller, request.state.identity, data, if_match=seen, tokens=state.tokens)
 
 
 HANDLERS = [ingest, beat, command]

@@ -267,7 +267,7 @@ async def orders(
     limit: Limit = 100,
     cursor: Cursor = "",
 ) -> Response[list[OrderRecord]]:
-    """Orders, newest first."""
+    """Orders, newest first; `pending_only`: without an outcome, that is proposed or under way."""
     found = await _journal(request).orders(
         incident=incident, pending_only=pending_only, limit=limit + 1, before=_before(cursor)
     )

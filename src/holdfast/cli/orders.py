@@ -16,10 +16,9 @@ from holdfast.cli.cluster_tables import for_people, orders_table
 from holdfast.cli.operate import operate
 from holdfast.cli.options import ControllerOptions, Where
 from holdfast.cli.records import read
+from holdfast.cli.remote import ROWS_MAX
 from holdfast.model.events import Command
-from holdfast.model.orders import OrderStatus
-
-WAITING = (OrderStatus.PROPOSED, OrderStatus.PENDING)
+from holdfast.model.orders import WAITING, OrderStatus
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The order, as `holdfast orders` shows it.")]
 
@@ -32,10 +31,10 @@ def orders(
     where: Where,
 ) -> Answer:
     """List orders that wait: proposed ones first, then those under way. `--all` lists every order."""
-    found = read(where, lambda records: records.orders(limit=limit))
+    rows = limit if every else max(limit, ROWS_MAX)
+    found = read(where, lambda records: records.orders(pending_only=not every, limit=rows))
     if not every:
-        found = for_people([record for record in found if record.status in WAITING])
-        found.sort(key=lambda record: WAITING.index(record.status))
+        found = sorted(for_people(found), key=lambda record: WAITING.index(record.status))[:limit]
     none = "No orders." if every else "No orders wait. `holdfast orders --all` lists those that are over."
     proposed = any(record.status is OrderStatus.PROPOSED for record in found)
     hint = Text("Proposed orders wait for you: holdfast approve ID, holdfast reject ID --why TEXT")

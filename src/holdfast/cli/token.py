@@ -104,6 +104,11 @@ def create(
     said = {"name": name, "role": role, "id": identity, "only": only, "sees": list(sees or ()), "until": until}
 
     def with_it(lines: list[str]) -> list[str]:
+        other = _other_case(name, lines)
+        if other:
+            raise UsageError(
+                f"NAME {name!r}: the book has {other!r}, which differs in case alone; use that, or another"
+            )
         _note(book, kept.journal, {"event": "token_created", "at": now, "who": user(), **said})
         return [*lines, line.rstrip("\n")]
 
@@ -114,6 +119,12 @@ def create(
         f"`holdfast token revoke {name}` every token of that name."
     )
     return Answer(lambda: made, lambda: [token], hint=hint)
+
+
+def _other_case(name: str, lines: list[str]) -> str:
+    """The name in the book that differs from this one in case alone; empty: there is none."""
+    names = [words[1] for line in lines if len(words := line.split()) > 2 and not line.lstrip().startswith("#")]
+    return next((one for one in names if one != name and one.casefold() == name.casefold()), "")
 
 
 @app.command("list")

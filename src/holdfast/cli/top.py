@@ -68,7 +68,7 @@ async def _look(link: Link) -> Picture:
 
 async def _ask(client: AsyncClient) -> Picture:
     state = await client.state()
-    orders = await client.orders(limit=1000)
+    orders = await client.orders(pending_only=True, limit=1000)
     return Picture(state, [one for one in orders if one.status is OrderStatus.PROPOSED], screen.now())
 
 

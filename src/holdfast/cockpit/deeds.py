@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from holdfast.api.auth import Identity
+from holdfast.api.auth import Identity, TokenBook
 from holdfast.api.operate import operate
 from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, NotFoundError, UsageError
@@ -32,11 +32,13 @@ DID = {
 }
 
 
-async def deed(controller: Controller, identity: Identity, form: dict[str, str]) -> tuple[str, bool]:
+async def deed(
+    controller: Controller, identity: Identity, form: dict[str, str], tokens: TokenBook | None = None
+) -> tuple[str, bool]:
     """Carry out a form; returns a sentence for the next page, and whether it is a refusal."""
     try:
         asked = await _asked(controller, form)
-        answer = await operate(controller, identity, asked, if_match=form.get("seen", ""))
+        answer = await operate(controller, identity, asked, if_match=form.get("seen", ""), tokens=tokens)
     except HoldfastError as error:
         return f"Not done: {error}", True
     if answer.refused:

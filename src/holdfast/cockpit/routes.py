@@ -269,7 +269,9 @@ async def run_drill(request: Request[Any, Any, Any]) -> Redirect:
 async def operate(request: Request[Any, Any, Any]) -> Redirect:
     """A person's word. What came of it stands on the page that follows."""
     session, form = await writer(request, keeps_to_scope=True)
-    session.flash, session.flash_is_bad = await deeds.deed(of(request).controller, session.identity, form)
+    session.flash, session.flash_is_bad = await deeds.deed(
+        of(request).controller, session.identity, form, request.app.state.tokens
+    )
     session.draft = form.get("why", "")[:2000] if session.flash_is_bad else ""
     return Redirect(local_path(form.get("next", "/")), status_code=HTTP_303_SEE_OTHER)
 

@@ -151,7 +151,7 @@ class Executors:
     async def _one(self, order: o.AnyOrder) -> None:
         try:
             if isinstance(order, o.Notify):
-                await self._notify(order)
+                await (self.outcomes.done(order, "the answer to a command") if order.is_answer else self._notify(order))
                 return
             doer = self._doer(order)
             if doer is None:

@@ -17,13 +17,12 @@ from holdfast.controller.loop import Controller
 from holdfast.model import records as r
 from holdfast.model.cluster import ENDED, SchedulerState
 from holdfast.model.evidence import Domain
-from holdfast.model.orders import Notify, OrderStatus, StartTimer
+from holdfast.model.orders import WAITING, Notify, OrderStatus, StartTimer
 from holdfast.ports import Entry, Journal
 
 INCIDENTS_MAX = 20_000
 """Kept in memory, the newest and every open one; the journal has them all."""
 ORDERS_MAX = 20_000
-WAITING = frozenset({OrderStatus.PROPOSED, OrderStatus.PENDING})
 CALM = frozenset({r.JobState.WATCHING, r.JobState.COMPLETED, r.JobState.CANCELLED})
 """States of jobs in which nothing is being recovered."""
 NO_RACK = "no rack known"
@@ -234,8 +233,8 @@ class Fleet:
             self._keep_incident(line)
         for brake in await journal.brakes():
             self.brakes.setdefault(brake.group, brake)
-        for record in await journal.orders(limit=ORDERS_MAX):
-            if record.status in WAITING and is_for_people(record) and record.order.id not in (self._settled or ()):
+        for record in await journal.orders(pending_only=True, limit=ORDERS_MAX):
+            if is_for_people(record) and record.order.id not in (self._settled or ()):
                 self.waiting[record.order.id] = record
         self._settled = None
         self.seq = max(self.seq, await journal.last_seq())

@@ -308,7 +308,9 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
         refuse(turn, event, obstacle)
         _dropped(turn, record, obstacle)
         return
-    if record.approvals_needed <= 1:
+    if held := _is_last(event, record) and _held_by_brake(turn, record):
+        refuse(turn, event, f"{held}; the order goes on waiting: approve it once the brake has closed, or reset that")
+    elif record.approvals_needed <= 1:
         _approve(turn, record, event.who)
     elif _agrees(turn, event, record):
         _approve(turn, record, story.listed([known.who for known in record.approvals]))
@@ -316,6 +318,11 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
 
 def _agrees(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> bool:
     """Count this person's approval, once. True when it was the last that was needed."""
+    left = [known for known in record.approvals if known.by not in event.void]
+    if len(left) < len(record.approvals):
+        gone = story.listed([known.who for known in record.approvals if known.by in event.void])
+        turn.orders.agree(record, left)
+        _tell_of(turn, record, f"the approval of {gone} counts no more: the token was revoked, or has ended.")
     if any(known.is_of(event.by) for known in record.approvals):
         token = event.by.partition(" ")[0] or event.who
         text = f"{token} has approved it already; it takes {record.approvals_needed} people, each with their own token"
@@ -390,14 +397,26 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
         node = turn.state.nodes.get(order.node)
         if node is None or other_machine(order.instance_id, node.instance_id, node.agent_instance_id):
             return "another machine has taken the node's place"
-        if isinstance(order, o.QuarantineNode):
-            if node.phase is not NodeState.SUSPECT:
-                return f"the node is {node.phase} by now"
-            record_of_group = turn.state.brakes.get(node.view.group)
-            rules = turn.policy_for(node).brake
-            if record_of_group is not None and not node_record.brake_allows(rules, record_of_group, turn.now):
-                return "the brake of its group holds it back"
+        if isinstance(order, o.QuarantineNode) and node.phase is not NodeState.SUSPECT:
+            return f"the node is {node.phase} by now"
     return ""
+
+
+def _is_last(event: e.OperatorCommand, record: OrderRecord) -> bool:
+    """Would the order be given with this approval?"""
+    left = [known for known in record.approvals if known.by not in event.void]
+    is_new = not any(known.is_of(event.by) for known in left)
+    return record.approvals_needed <= 1 or (is_new and len(left) + 1 >= record.approvals_needed)
+
+
+def _held_by_brake(turn: Turn, record: OrderRecord) -> str:
+    """Why a quarantine is not given now, and stays proposed; empty: it may be."""
+    order = record.order
+    node = turn.state.nodes.get(order.node) if isinstance(order, o.QuarantineNode) else None
+    brake = turn.state.brakes.get(node.view.group) if node is not None else None
+    if node is None or brake is None or node_record.brake_allows(turn.policy_for(node).brake, brake, turn.now):
+        return ""
+    return "the brake of its group holds it back"
 
 
 def _still_about(turn: Turn, job: JobRecord, order: o.JobOrder) -> bool:

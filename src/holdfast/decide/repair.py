@@ -333,7 +333,7 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
         turn.move_node(node, NodeTrigger.RETIRE)
     turn.timers.cancel(node.timer)
     topic = node.incident or node.about
-    turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name)
+    turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name, asks=True)
     turn.tell(node, f"Handed to a person: {why}.")
     if incident is not None:
         incident_record.tried(turn, incident, Remedy.RETIRE)

@@ -14,7 +14,16 @@ from holdfast.errors import HoldfastError, LinkError, PermanentOrderError
 from holdfast.launch.core.shutdown import Stored
 from holdfast.model.cluster import JobKey, JobView, NodeView, WorldView
 from holdfast.model.events import AnyEvent
-from holdfast.model.orders import AnyOrder, CaptureStacks, Escalate, GiveUp, RestartInPlace, SaveAndStop, StopAttempt
+from holdfast.model.orders import (
+    AnyOrder,
+    CaptureStacks,
+    Escalate,
+    GiveUp,
+    OrderStatus,
+    RestartInPlace,
+    SaveAndStop,
+    StopAttempt,
+)
 from holdfast.model.policy import Policy
 from holdfast.model.records import JOB_ENDED, JobRecord, JobState
 from holdfast.model.wire import Beat, BeatAnswer
@@ -221,7 +230,8 @@ async def until_settled(controller: AllocationController, job: JobKey, is_awaite
     """Wait until nothing more will be done about an attempt that ended by itself; False when nobody awaits that."""
     while is_awaited():
         found = await controller.journal.jobs(job=str(job))
-        pending = [known.order for known in await controller.journal.orders(pending_only=True)]
+        waiting = await controller.journal.orders(pending_only=True)
+        pending = [known.order for known in waiting if known.status is OrderStatus.PENDING]
         if is_settled(found[0] if found else None, pending):
             return True
         await controller.events_after(controller.seq, wait_s=_LATE_S)

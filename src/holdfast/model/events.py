@@ -272,6 +272,8 @@ class OperatorCommand(Event, frozen=True, kw_only=True, tag="operator_command"):
     """The rung that SET_MODE is for; empty: all."""
     by: str = ""
     """Name and id of the token that it came with, `mei 3f0c2a9b1d4e`; `who` is free text. Empty: nobody noted it."""
+    void: tuple[str, ...] = ()
+    """For APPROVE: of the order's earlier approvals those (`by`) whose tokens were revoked, or have ended."""
 
 
 class PolicyLoaded(Event, frozen=True, kw_only=True, tag="policy_loaded"):

@@ -182,6 +182,10 @@ class CancelTimer(Order, frozen=True, kw_only=True, tag="cancel_timer"):
     timer: str
 
 
+ANSWERS = "command:command:"
+"""Begins the topic of such a refusal: `command:` and the id of the event, which the API begins with `command:`."""
+
+
 class Notify(Order, frozen=True, kw_only=True, tag="notify"):
     """Tell people. `topic` groups messages of one matter (an incident id, usually)."""
 
@@ -191,6 +195,13 @@ class Notify(Order, frozen=True, kw_only=True, tag="notify"):
     text: str = ""
     job: JobKey | None = None
     node: str = ""
+    asks: bool = False
+    """A person must act (an approval, a node that was handed over): no number of other notices holds it back."""
+
+    @property
+    def is_answer(self) -> bool:
+        """Is it the refusal of a command that came by the API? Whoever gave that has the answer."""
+        return self.topic.startswith(ANSWERS)
 
 
 AnyOrder = (
@@ -227,3 +238,7 @@ class OrderStatus(StrEnum):
     EXPIRED = "expired"
     REJECTED = "rejected"
     WITHDRAWN = "withdrawn"
+
+
+WAITING = (OrderStatus.PROPOSED, OrderStatus.PENDING)
+"""Without an outcome yet: what waits for a person, and what is under way."""

@@ -428,9 +428,9 @@ class Approval(Struct, frozen=True):
     at: float
 
     def is_of(self, by: str) -> bool:
-        """Is this token one of the same person? Tokens of one name are, and so are all without a name."""
+        """Is this token one of the same person? Tokens of one name are, in whatever case, and all without a name."""
         (name, _, token), (other, _, other_token) = self.by.partition(" "), by.partition(" ")
-        return name == other or (token == other_token and bool(token))
+        return name.casefold() == other.casefold() or (token == other_token and bool(token))
 
 
 class OrderRecord(Struct, omit_defaults=True):

@@ -22,7 +22,7 @@ from holdfast.adapters.policy_files import packaged_presets
 from holdfast.decide.engine import Engine
 from holdfast.errors import HoldfastError
 from holdfast.model.cluster import SchedulerState
-from holdfast.model.orders import Notify
+from holdfast.model.orders import Notify, OrderStatus
 from holdfast.model.policy_toml import parse_policy
 from holdfast.model.records import JOB_ENDED, RUNS, JobState, NodeState
 from holdfast.sim.agents import Agents
@@ -158,7 +158,7 @@ class Simulation:
             if one.nodes_open or not {str(key) for key in one.jobs_open} <= starved
         ]
         for record in await journal.orders(pending_only=True):
-            if not isinstance(record.order, Notify):
+            if record.status is OrderStatus.PENDING and not isinstance(record.order, Notify):
                 found.append(f"order {record.order.id} ({record.order.__struct_config__.tag}) has no outcome")
         for job in await journal.jobs():
             if job.state not in RESTS and str(job.key) in self.scheduler.jobs and str(job.key) not in starved:

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 from holdfast.adapters.journal import schema
 from holdfast.errors import JournalError
 from holdfast.model.events import AnyEvent
-from holdfast.model.orders import OrderStatus
+from holdfast.model.orders import WAITING
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event, decode_orders
 from holdfast.ports import Entry, Sample, Touched
@@ -154,7 +154,7 @@ def orders(
         query = query.where(table.c.incident == incident)
     if before is not None:
         query = query.where(tuple_(table.c.issued_at, table.c.id) < before)
-    return query.where(table.c.status == OrderStatus.PENDING.value) if pending_only else query
+    return query.where(table.c.status.in_([one.value for one in WAITING])) if pending_only else query
 
 
 def samples(series: str, subject: str = "", *, after: float = 0.0) -> Rows:

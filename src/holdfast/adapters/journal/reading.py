@@ -19,12 +19,13 @@ from urllib.parse import quote
 from holdfast.adapters.journal.version import HEAD
 from holdfast.errors import JournalDamagedError, JournalError, WireError
 from holdfast.model.events import AnyEvent
-from holdfast.model.orders import OrderStatus
+from holdfast.model.orders import WAITING
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event
 from holdfast.os.files import is_on_read_only
 from holdfast.ports import Sample
 
+Asked = Mapping[str, str | float | tuple[str, ...]]
 R = TypeVar("R")
 
 APPLICATION_ID = 0x484F4C44
@@ -227,7 +228,7 @@ class JournalReading:
 
     async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
-        asked = {"incident": incident, "status": OrderStatus.PENDING.value if pending_only else ""}
+        asked = {"incident": incident, "status": WAITING if pending_only else ""}
         return self._records("orders", OrderRecord, asked, order="issued_at DESC, id DESC", limit=limit)
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
@@ -276,13 +277,8 @@ class JournalReading:
 
     # --- rows ---
 
-    def _records(
-        self, table: str, kind: type[R], asked: Mapping[str, str | float], *, order: str, limit: int = -1
-    ) -> list[R]:
-        """Records whose columns are as asked; an empty text asks for nothing."""
-        chosen = {column: value for column, value in asked.items() if value != ""}
-        where = f"WHERE {' AND '.join(f'{column} = ?' for column in chosen)}" if chosen else ""
-        values = tuple(chosen.values())
+    def _records(self, table: str, kind: type[R], asked: Asked, *, order: str, limit: int = -1) -> list[R]:
+        where, values = _chosen_by(asked)
         return list(self._decoded(table, lambda data: decode(data, kind), where, values, order=order, limit=limit))
 
     def _decoded(
@@ -407,3 +403,11 @@ class JournalReading:
 
     def _note(self, key: str, text: str) -> None:
         self._notes.setdefault(key, text)
+
+
+def _chosen_by(asked: Asked) -> tuple[str, tuple[str | float, ...]]:
+    """Condition and values: columns are as asked, or one of several; an empty text asks for nothing."""
+    given = {column: value for column, value in asked.items() if value != ""}
+    chosen = {column: value if isinstance(value, tuple) else (value,) for column, value in given.items()}
+    each = [f"{column} IN ({', '.join('?' * len(several))})" for column, several in chosen.items()]
+    return f"WHERE {' AND '.join(each)}" if each else "", tuple(one for several in chosen.values() for one in several)

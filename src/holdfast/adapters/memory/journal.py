@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import FencedError, JournalBusyError, JournalError
 from holdfast.model.events import AnyEvent
-from holdfast.model.orders import OrderStatus
+from holdfast.model.orders import WAITING
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event, decode_orders, encode, job_of, kind_of, node_of
 from holdfast.ports import Entry, LeaseRow, Sample, Touched
@@ -218,7 +218,7 @@ class MemoryJournal:
         if before is not None:
             found = [one for one in found if (one.issued_at, one.order.id) < before]
         chosen = [one for one in found if incident in {"", one.order.incident} and order in {"", one.order.id}]
-        return [one for one in chosen if not pending_only or one.status is OrderStatus.PENDING][:limit]
+        return [one for one in chosen if not pending_only or one.status in WAITING][:limit]
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:
         """See `ports.Journal.add_samples`. Holds at most `SAMPLES_MAX`; not thinned."""

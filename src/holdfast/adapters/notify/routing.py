@@ -1,7 +1,8 @@
 """Which notice goes where, when, and how it reads: pure. Called by `outbox.py`; every time is handed in.
 
 A destination takes what is grave enough for it and of its domains, partitions and owners. In its quiet hours, and above
-`per_hour` messages, only what is at least `quiet_unless` goes out at once; the rest waits and comes as digests. A
+`per_hour` messages, only what is at least `quiet_unless` goes out at once, and above `per_hour` what a person must act
+on; the rest waits and comes as digests. A
 digest holds as many notices as fit into one message; the others wait for the next one. What was told by itself is
 closed by itself, so that a service that keeps matters (PagerDuty) is told of their end.
 """
@@ -88,6 +89,8 @@ class Message(Struct, frozen=True):
     count: int = 1
     link: str = ""
     """Of its incident in the cockpit; empty: none."""
+    asks: bool = False
+    """A person must act."""
 
 
 EXAMPLE = Notify(
@@ -206,6 +209,7 @@ def render(destination: Destination, config: NotifyConfig, notice: Notify, facts
         _cut(printable(text).strip(), TEXT_MAX, CUT),
         facts.is_over,
         link=links["incident"],
+        asks=notice.asks,
     )
 
 
@@ -222,7 +226,8 @@ def joined(messages: Sequence[Message], more: int = 0) -> Message:
     count = sum(one.count for one in messages)
     if len({one.topic for one in messages}) == 1:
         text = "\n\n".join(_part(one) for one in messages)
-        return Message(last.topic, severity, last.title, text, last.is_over, count, last.link)
+        asks = any(one.asks for one in messages)
+        return Message(last.topic, severity, last.title, text, last.is_over, count, last.link, asks)
     ordered = sorted(messages, key=lambda one: -GRAVITY[one.severity])
     is_over = all(one.is_over for one in messages)
     title = f"{count} notices, {more} more follow" if more else f"{count} notices"
@@ -252,15 +257,12 @@ def batches(
     Args:
         waiting: what may be said at this hour, in order.
         told: topics that were told by themselves and are not over.
-        only_from: the destination has had its messages of the hour: only this grave may go, and what closes a matter.
+        only_from: the destination has had its messages of the hour: only this grave may go, what a
+            person must act on, and what closes a matter.
         is_digest: all of it as one message, however few matters there are.
     """
     closing = dict.fromkeys(one.topic for _, one in waiting if one.is_over and one.topic in told)
-    others = [
-        one
-        for one in waiting
-        if one[1].topic not in closing and (only_from is None or GRAVITY[one[1].severity] >= GRAVITY[only_from])
-    ]
+    others = [one for one in waiting if one[1].topic not in closing and _goes_above_limit(one[1], only_from)]
     found: list[list[Numbered]] = []
     if others:
         if not is_digest and len({message.topic for _, message in others}) < DIGEST_FROM:
@@ -268,6 +270,10 @@ def batches(
         found.append(fitting(_gravest_first(others)))
     ends = ([one for one in waiting if one[1].topic == topic] for topic in list(closing)[:CLOSING_MAX])
     return [*found, *map(fitting, ends)]
+
+
+def _goes_above_limit(message: Message, only_from: Severity | None) -> bool:
+    return only_from is None or message.asks or GRAVITY[message.severity] >= GRAVITY[only_from]
 
 
 def _gravest_first(waiting: Sequence[Numbered]) -> list[Numbered]:

@@ -47,8 +47,10 @@ def _warn(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
     for words in job.view.warnings:
         if words not in known:
             turn.tell(job, f"{words[0].upper()}{words[1:]}.")
+            # One matter for all jobs of a user: each of them may be submitted with another slip.
+            topic = f"asked:{job.view.user}" if job.view.user else job.about
             title = f"{job.name}: asked for something that is not understood"
-            turn.notify(job.about, Severity.WARNING, title, f"{words}.", job=job.key)
+            turn.notify(topic, Severity.WARNING, title, f"{words}.", job=job.key)
 
 
 def seen(turn: Turn, job: JobRecord, view: JobView) -> list[str]:

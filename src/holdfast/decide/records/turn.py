@@ -454,6 +454,7 @@ class Turn:
             f"{describe(order)}.{because}{people} It lapses in {story.seconds(wait_s)}.",
             job=getattr(order, "job", None),
             node=getattr(order, "node", ""),
+            asks=True,
         )
 
     def notify(
@@ -465,11 +466,13 @@ class Turn:
         *,
         job: JobKey | None = None,
         node: str = "",
+        asks: bool = False,
     ) -> None:
-        """Tell people."""
+        """Tell people; `asks`: one of them must act."""
+        about = {"job": job, "node": node, "asks": asks}
         self.orders.issue(
             self.outgoing.make(
-                o.Notify, topic=topic, incident=topic, severity=severity, title=title, text=text, job=job, node=node
+                o.Notify, topic=topic, incident=topic, severity=severity, title=title, text=text, **about
             )
         )
 
