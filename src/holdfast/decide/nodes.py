@@ -165,8 +165,14 @@ def _warn(turn: Turn, node: NodeRecord) -> None:
         turn.notify(node.about, Severity.WARNING, f"{node.name}: nearly understood", f"{words}.", node=node.name)
 
 
-def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, down: bool = False) -> bool:
+def identity(
+    turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, down: bool = False, by_agent: bool = False
+) -> bool:
     """Take note of boot and machine. True when either is another one than before.
+
+    Only the scheduler's word makes a swap. An agent's claim of another machine changes nothing that is held against
+    the node and nothing that people approved, since whoever has its token can claim it; its claim of another boot
+    clears, where policy says observe, only what a reboot repairs.
 
     Args:
         turn: the event's turn.
@@ -174,23 +180,33 @@ def identity(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, do
         boot_id: its boot; empty: not known.
         instance_id: its machine; empty: not known.
         down: said by a scheduler that cannot reach it. A boot alone does not bring such a node back.
+        by_agent: said by its agent.
     """
-    machine, boot = node_record.identified(turn, node, boot_id, instance_id, down=down)
+    machine, boot = node_record.identified(turn, node, boot_id, instance_id, down=down, by_agent=by_agent)
     if not (machine or boot):
         return False
-    turn.tell(node, f"It is another machine now ({instance_id})." if machine else "It has booted anew.")
+    is_swap = machine and is_confirmed(by_agent=by_agent)
+    if is_swap or boot:
+        turn.tell(node, f"It is another machine now ({instance_id})." if is_swap else "It has booted anew.")
+    else:
+        turn.tell(node, f"Its agent names another machine ({instance_id}); the scheduler does not.")
     booting = down and not machine
     if node.state is NodeState.UNKNOWN:
         heard(turn, node.name)
     if node.phase is NodeState.REPAIRING:
         repair.new_identity(turn, node)
-    elif machine:
+    elif is_swap:
         _swapped(turn, node)
-    elif not booting and _is_observed(turn, node):
+    elif boot and not booting and _is_observed(turn, node) and (not by_agent or repair.is_rebooted_away(turn, node)):
         _well_again(turn, node, "it has booted anew, so what was seen before is stale")
     elif not booting:
         back(turn, node)
     return True
+
+
+def is_confirmed(*, by_agent: bool) -> bool:
+    """Does somebody else than the node's agent say that another machine answers to its name?"""
+    return not by_agent
 
 
 def _swapped(turn: Turn, node: NodeRecord) -> None:
@@ -313,7 +329,7 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
     node = record_of(turn, event.node)
     node_record.open_to_drills(turn, node, event.drill_ok)
     spoke(turn, event.node, event.at)
-    identity(turn, node, event.boot_id, event.instance_id)
+    identity(turn, node, event.boot_id, event.instance_id, by_agent=True)
 
 
 def domain_lost(turn: Turn, incident: IncidentRecord) -> None:

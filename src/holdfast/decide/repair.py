@@ -127,6 +127,12 @@ def planned(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> Remedy:
     return rungs[0] if rungs and rungs[0] is not Remedy.RETIRE else Remedy.NONE
 
 
+def is_rebooted_away(turn: Turn, node: NodeRecord) -> bool:
+    """Does a reboot repair what is held against it? Not when its ladder begins with a graver repair."""
+    incident = incident_of(turn, node)
+    return incident is not None and planned(turn, node, incident) in {Remedy.RESET_GPU, Remedy.REBOOT}
+
+
 def _gpu_of(finding: Finding) -> str:
     """The GPU that a finding names; the first one has the number 0."""
     place = finding.place

@@ -54,27 +54,34 @@ def left(turn: Turn, node: NodeRecord) -> None:
     del turn.state.nodes[node.name]
 
 
-def identified(turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, down: bool) -> tuple[bool, bool]:
+def identified(
+    turn: Turn, node: NodeRecord, boot_id: str, instance_id: str, *, down: bool, by_agent: bool
+) -> tuple[bool, bool]:
     """Take note of machine and boot (empty: not known). Returns whether each is another one than before.
 
     A scheduler that calls the node `down` has not seen it run: another boot alone does not bring it back.
     """
-    machine, boot = _is_other(node, "instance_id", instance_id), _is_other(node, "boot_id", boot_id)
-    if machine:
+    machine = _is_other(node, "instance_id", instance_id, apart=by_agent)
+    boot = _is_other(node, "boot_id", boot_id)
+    if machine and not by_agent:
         node.offences = []
+        if ":" not in instance_id:
+            node.agent_instance_id = ""  # the former machine's
     if machine or boot:
         node.gone = node.gone and down and not machine
+    if machine or boot or by_agent:
         turn.changes.add(node)
     return machine, boot
 
 
-def _is_other(node: NodeRecord, kind: str, value: str) -> bool:
+def _is_other(node: NodeRecord, kind: str, value: str, *, apart: bool = False) -> bool:
     """Note an identity; True when it is another than before.
 
     A scheduler's own ids have a prefix (`slurm:`) and an agent's have none: each is compared with its like. Orders
     carry the scheduler's where there is one, since it is the scheduler's adapter that has to tell a stale order.
+    With `apart` it is kept apart in any case: an agent's claim of another machine must not make an order stale.
     """
-    own = f"agent_{kind}" if ":" in getattr(node, kind) and ":" not in value else kind
+    own = f"agent_{kind}" if apart or (":" in getattr(node, kind) and ":" not in value) else kind
     before = getattr(node, own)
     if not value or before == value:
         return False
