@@ -12,7 +12,7 @@ from tests.api.engine_house import EngineHouse, engine_served, job_view, run, un
 from tests.api.test_api import TOKENS, client
 from tests.controller.cases import KEY
 
-from holdfast.api import Role
+from holdfast.api import Role, operate
 from holdfast.client import AsyncClient, Commanded
 from holdfast.errors import LinkError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
