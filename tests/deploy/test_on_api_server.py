@@ -37,6 +37,7 @@ from holdfast.model.cluster import JobKey, WorldView
 from holdfast.model.evidence import Diagnosis, Domain
 from holdfast.model.orders import Notify, QuarantineNode, ReleaseJob
 from holdfast.model.records import IncidentRecord
+from holdfast.ports import LeaseRow
 from kube_fixture import admin, running_lab
 from kube_kinds import install
 from postgres_fixture import Postgres
@@ -388,18 +389,16 @@ def test_of_many_that_race_for_a_lease_one_is_elected_each_time(lab: KubeLab):
     async def work() -> None:
         async with admin(lab) as api:
             stores = [KubernetesLease(api, NAMESPACE, "race") for _ in range(6)]
+            all_saw = await asyncio.gather(*(store.lease() for store in stores))
 
-            async def attempt(number: int, store: KubernetesLease) -> int | None:
-                seen = await store.lease()
+            async def attempt(number: int, store: KubernetesLease, seen: LeaseRow | None) -> int | None:
                 try:
                     await store.take(f"c{number}", lease_s=10, now=time.time(), seen=seen or NEVER_HELD)
                 except JournalBusyError:
                     return None
                 return number
 
-            won = [
-                one for one in await asyncio.gather(*(attempt(*pair) for pair in enumerate(stores))) if one is not None
-            ]
+            won = [one for one in await asyncio.gather(*map(attempt, range(6), stores, all_saw)) if one is not None]
             assert len(won) == 1
             first = stores[won[0]]
             await first.renew(now=time.time())
