@@ -26,6 +26,8 @@ class World:
     """See the module's docstring."""
 
     def __init__(self, engine: Engine, now: float, count: int) -> None:
+        self.braked: set[str] = set()
+        """Proposals whose approval a full brake has refused since the last wait."""
         self.engine = engine
         self.now = now
         self.count = count
@@ -91,9 +93,14 @@ class World:
 
     def approve(self) -> bool:
         for record in self.engine.proposed_orders():
-            by = f"other-{len(record.approvals)}"
+            if record.order.id in self.braked:
+                continue
+            before = len(record.approvals)
+            by = f"other-{before}"
             self.tell(e.OperatorCommand, command=e.Command.APPROVE, who="mei", by=by, order=record.order.id)
-            return True
+            if record.status is not o.OrderStatus.PROPOSED or len(record.approvals) > before:
+                return True
+            self.braked.add(record.order.id)  # time must pass first
         for job in list(self.engine.state.jobs.values()):
             if job.held_by and job.state is JobState.HELD:
                 if job.view.state is S.HELD and job.held_by == "a person":
@@ -172,6 +179,7 @@ class World:
                 if job.state in OVER or (job.state is JobState.WATCHING and not job.incident):
                     self.view(job, state=S.COMPLETED, nodes=())
                     return
+        self.braked.clear()
         timers = self.engine.state.timers
         if not timers:
             return
