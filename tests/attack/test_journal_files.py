@@ -21,7 +21,7 @@ from tests.cli.test_audit import call, change, command, folder  # noqa: F401 - a
 
 from attack_fixture import Attempt, only_root, skip
 from holdfast.adapters.journal import chain, open_journal, sqlite
-from holdfast.errors import JournalDamagedError, JournalError
+from holdfast.errors import JournalDamagedError, JournalError, UsageError
 from holdfast.ports import Entry, Touched
 
 
@@ -227,3 +227,13 @@ def test_an_export_that_begins_in_the_middle_says_so(folder: Path, tmp_path: Pat
     part.write_text(call("audit", "export", "--after", "4", "--dir", str(folder)))
     assert "lines 5 to 7 fit; lines 1 to 4 are not among them" in call("audit", "verify", str(part))
     assert os.path.getsize(part)
+
+
+def test_files_that_prove_nothing_are_no_broken_chain_and_no_fit(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """A missing and an empty file end with 2; without a noted head the last line is said not to be proven."""
+    (tmp_path / "empty").touch()
+    for name in ("none", "empty"):
+        with pytest.raises(UsageError):
+            call("audit", "verify", str(tmp_path / name))
+    (tmp_path / "all").write_text(call("audit", "export", "--dir", str(folder)))
+    assert "without --head nothing proves the last line" in call("audit", "verify", str(tmp_path / "all"))

@@ -19,7 +19,7 @@ from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption, DirOption, JournalOption, OptionSet
 from holdfast.cli.records import open_journal_file
-from holdfast.errors import NotFoundError, UsageError
+from holdfast.errors import UsageError
 from holdfast.model.audit import ChainError, Head, read_head, verified
 from holdfast.wiring.settings import cluster_folder
 
@@ -70,6 +70,8 @@ def verify(
     try:
         if files:
             first, found = _followed(_lines_of(files), noted)
+            if not found.number:
+                raise UsageError("no line of an audit is in there, so nothing is proven")
         else:
             found = _read(at, chain.check)
             first, _ = _read(at, lambda connection: _followed(chain.lines(connection), noted))
@@ -79,6 +81,8 @@ def verify(
     fits = f"{found.number} lines fit"
     if first > 1:
         fits = f"lines {first} to {found.number} fit; lines 1 to {first - 1} are not among them"
+    if files and not noted:
+        fits = f"{fits}; without --head nothing proves the last line, nor that none came after it"
     return Answer(
         lambda: form(ok=True, first=first, number=found.number, hash=found.hash), lambda: [fits, f"head {found}"]
     )
@@ -119,8 +123,6 @@ def _lines_of(files: list[Path]) -> Iterator[str]:
     for path in files:
         try:
             text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise NotFoundError(f"there is no {path}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from error
         yield from text.splitlines()
