@@ -170,9 +170,9 @@ def identity(
 ) -> bool:
     """Take note of boot and machine. True when either is another one than before.
 
-    Only the scheduler's word makes a swap. An agent's claim of another machine changes nothing that is held against
-    the node and nothing that people approved, since whoever has its token can claim it; its claim of another boot
-    clears, where policy says observe, only what a reboot repairs.
+    Only the scheduler's word makes a swap, or an agent's where we are replacing the machine ourselves. Else its claim
+    of another machine changes nothing that is held against the node and nothing that people approved, since whoever has
+    its token can claim it; its claim of another boot clears, where policy says observe, only what a reboot repairs.
 
     Args:
         turn: the event's turn.
@@ -182,6 +182,7 @@ def identity(
         down: said by a scheduler that cannot reach it. A boot alone does not bring such a node back.
         by_agent: said by its agent.
     """
+    by_agent = by_agent and not repair.is_replacing(turn, node)
     machine, boot = node_record.identified(turn, node, boot_id, instance_id, down=down, by_agent=by_agent)
     if not (machine or boot):
         return False

@@ -254,6 +254,15 @@ def new_identity(turn: Turn, node: NodeRecord) -> None:
         repaired(turn, node)
 
 
+def is_replacing(turn: Turn, node: NodeRecord) -> bool:
+    """Is our own replacement of its machine under way, or done and not shown yet?"""
+    incident = incident_of(turn, node)
+    if incident is None or node.phase is not NodeState.REPAIRING:
+        return False
+    rungs, _ = _rungs(turn, node, incident)
+    return node.rung < len(rungs) and rungs[node.rung] is Remedy.REPLACE
+
+
 def validate(turn: Turn, node: NodeRecord, why: str) -> None:
     """It must pass the checks before it takes work."""
     turn.move_node(node, NodeTrigger.CHECK)
