@@ -137,10 +137,12 @@ class Kept:
     def events(self, **where: Any) -> list[dict[str, Any]]:
         return list(self.get("events", after=0, limit=1000, **where)["events"])
 
-    def command(self, command: str, **target: Any) -> None:
+    def command(self, command: str, **target: Any) -> str:
+        """Give it; returns the engine's refusal, empty: taken."""
         assert self.client is not None
         answer = self.client.post("/v1/commands", json={"command": command, "who": "mei", "why": "test", **target})
         answer.raise_for_status()
+        return str(answer.json()["refused"])
 
     def until(self, holds: Callable[[], Any], what: str, limit_s: float = 90.0) -> Any:
         """Wait until it is so; fails the test with the controller's log."""

@@ -176,7 +176,8 @@ def test_a_node_killed_in_the_middle_is_reported_and_its_partner_is_not_blamed()
     assert run.blamed == ("n1",)
     (node,) = (node for node in run.nodes if node.node == "n1")
     assert "its line ended in the middle of the run" in node.lost
-    assert {one.verdict for one in run.nodes if one.node != "n1"} == {Verdict.PASS}
+    others = {one.verdict for one in run.nodes if one.node != "n1"}
+    assert others <= {Verdict.PASS, Verdict.WARN}, "a warning is about the speed of this machine, and blames nobody"
     psutil.wait_procs(left, timeout=60)
     assert [process for process in left if process.is_running()] == []
 

@@ -192,8 +192,7 @@ def test_an_admins_drain_stays(slurm_lab: SlurmLab, kept: Kept) -> None:
     """An operator of Holdfast may not return what an admin drained, nor does anything else lift it."""
     slurm_lab.run(["scontrol", "update", "NodeName=node02", "State=DRAIN", "Reason=memory swap"])
     kept.until(lambda: kept.node("node02")["view"].get("drained"), "seen")
-    kept.command("return", node="node02")
-    kept.until(lambda: "Refused" in kept.notices(), "refused")
+    assert "Refused: return node02" in kept.command("return", node="node02")
     assert slurm_lab.node_states()["node02"].startswith("drain")
 
 
