@@ -12,7 +12,7 @@ SHELL  := /bin/bash
 PROMETHEUS_PACKAGES := prometheus prometheus-alertmanager
 POSTGRES_PACKAGES := postgresql
 CHROMIUM_PACKAGES := chromium fonts-dejavu-core
-SLURM_PACKAGES := slurmctld slurmd slurm-client munge slurmdbd mariadb-server slurmrestd iproute2 nftables
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge slurmdbd mariadb-server slurmrestd iproute2 nftables libslurm-dev gcc
 
 help: ## show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,7 +43,8 @@ demo: install ## a real training job survives three real faults on this machine 
 # Real daemons for the tests on Slurm. While they are installed a policy keeps Debian from starting them as services.
 slurm-packages:
 	@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
-	  for program in slurmctld slurmd sbatch munged slurmdbd mariadbd slurmrestd ip nft; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	  for program in slurmctld slurmd sbatch munged slurmdbd mariadbd slurmrestd ip nft gcc; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	  [ -e /usr/include/slurm/spank.h ] || missing="$$missing spank.h"; \
 	  if [ -z "$$missing" ]; then :; \
 	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing Slurm for its tests (apt-get: $(SLURM_PACKAGES)) ..."; policy=/usr/sbin/policy-rc.d; \

@@ -142,6 +142,25 @@ def test_the_variables_that_fence_an_attempt_are_always_exported() -> None:
     assert exported_with_ours("PATH,X=1").startswith("PATH,X=1,HOLDFAST_")
 
 
+@pytest.mark.parametrize(
+    ("given", "environ", "expected"),
+    [
+        ([], {}, []),
+        ([], {"SLURM_EXPORT_ENV": "NONE"}, ["--export=HOLDFAST_JOB_ID"]),
+        ([], {"SLURM_EXPORT_ENV": "PATH"}, ["--export=PATH,HOLDFAST_JOB_ID"]),
+        (["--export=ALL"], {"SLURM_EXPORT_ENV": "NONE"}, ["--export=ALL"]),
+    ],
+)
+def test_what_sbatch_was_told_to_export_holds_for_its_steps(
+    given: list[str], environ: dict[str, str], expected: list[str]
+) -> None:
+    """`sbatch --export=NONE` reaches srun as a variable; the tasks are to be fenced there as well."""
+    call = read_call([*given, "prog"])
+    argv = attempt_argv(call, shape_of(call, NODES, environ, spares=None), NODES, overlap=False)
+    found = [word for word in argv if word.startswith("--export")]
+    assert [word.partition(",HOLDFAST_JOB_DIR")[0] for word in found] == expected
+
+
 def test_file_name_patterns_become_globs() -> None:
     """What is known is put in, what only nodes know becomes a star, and glob's own signs stay literal."""
     names = {"job": "77", "array_job": "70", "array_task": "3", "user": "mei", "name": "a[b]"}

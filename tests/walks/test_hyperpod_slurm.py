@@ -1,7 +1,7 @@
 """W1: the batch script of a Megatron-LM user with auto-resume, on a real Slurm.
 
-The training is real (`examples/megatron/pretrain_gpt.py`: gloo on processors), GPUs and dcgmi are emulated. HyperPod's
-SPANK plugin, by which srun knows --auto-resume, is not there: in the site's profile `holdfast srun` takes srun's place.
+The training is real (`examples/megatron/pretrain_gpt.py`: gloo on processors), GPUs and dcgmi are emulated. In the
+site's profile `holdfast srun` takes srun's place; the SPANK plugin that does so is tested in tests/deploy/test_spank.py.
 """
 
 from __future__ import annotations

@@ -205,6 +205,8 @@ class StepShape(Struct, frozen=True):
     tasks: int | None
     candidates: tuple[str, ...]
     """First choice first; the last ones are the spares."""
+    export: str | None
+    """What of the environment tasks get, as `--export` has it; None: everything."""
 
 
 def shape_of(call: SrunCall, allocation: Sequence[str], environ: Mapping[str, str], *, spares: int | None) -> StepShape:
@@ -234,7 +236,9 @@ def shape_of(call: SrunCall, allocation: Sequence[str], environ: Mapping[str, st
         have = f"{len(usable)} usable node{'s' if len(usable) != 1 else ''}"
         raise UsageError(f"--nodes {want} and --spares {kept} need {want + kept} nodes; this allocation has {have}")
     ordered = [node for node in usable if node in listed] + [node for node in usable if node not in listed]
-    return StepShape(want, _tasks(call, environ, len(allocation), want), tuple(ordered))
+    # `sbatch --export` holds for the steps of its script, too.
+    exported = call.value("export") or environ.get("SLURM_EXPORT_ENV") or None
+    return StepShape(want, _tasks(call, environ, len(allocation), want), tuple(ordered), exported)
 
 
 def _nodes(text: str | None, option: str) -> list[str]:
@@ -304,9 +308,8 @@ def attempt_argv(
         argv.append(f"--kill-on-bad-exit={'0' if ended_by == 'us' else bad_exit or '1'}")
     if overlap or call.has("overlap"):
         argv.append("--overlap")
-    exported = call.value("export")
-    if exported is not None:
-        argv.append(f"--export={exported_with_ours(exported)}")
+    if shape.export is not None:
+        argv.append(f"--export={exported_with_ours(shape.export)}")
     if not call.has("open-mode"):
         argv.append("--open-mode=append")
     dropped = _DROPPED | ({"ntasks"} if shape.tasks is not None else set())
