@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
+from holdfast.model.orders import OrderStatus
+from holdfast.model.records import OrderRecord
 from holdfast.sim.checkers.hostile import about_the_liar, lies_change_nothing_of_others
 from holdfast.sim.checkers.journal import Replayed, Told
 from holdfast.sim.faults import plan
@@ -166,6 +168,25 @@ def test_the_twin_hears_of_outcomes_under_the_ids_of_its_own_orders():
     assert isinstance(timer, e.TimerFired)
     assert (done.order, untold.order) == ("c5.2", "untold:c4.1")
     assert (timer.id, timer.timer) == ("timer:c5.4", "settle:ic5.1")
+
+
+def test_the_twin_hears_of_a_proposal_under_its_own_id():
+    """No step gives what is proposed: it stands in the order records."""
+    told = lied()
+    ours = replace(order(o.QuarantineNode, "c5.1", why="x"), cause=5)
+    told.history.orders.append(OrderRecord(ours, OrderStatus.PROPOSED, told.now))
+    told.event(e.OperatorCommand, command=e.Command.APPROVE, who="ada", order="c5.1")
+    heard: list[e.AnyEvent] = []
+
+    def replay(events: Sequence[e.AnyEvent], told_of: Told) -> Replayed:
+        proposed = [[replace(ours, id="c5.2")] if event.seq == 5 else [] for event in events]
+        heard[:] = [told_of(event, proposed[:number]) for number, event in enumerate(events)]
+        return Replayed([[] for _ in events], {})
+
+    assert list(lies_change_nothing_of_others(told.history, replay)) == []
+    approval = heard[-1]
+    assert isinstance(approval, e.OperatorCommand)
+    assert approval.order == "c5.2"
 
 
 def test_an_id_that_is_not_the_liars_is_told():

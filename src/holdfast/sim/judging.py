@@ -93,10 +93,12 @@ def replayed(
     """A fresh engine with the journal's events: its orders, and the records that it came to."""
     engine = kind(policies, presets=packaged_presets())
     orders: list[list[AnyOrder]] = []
+    made: list[list[AnyOrder]] = []
     records: dict[str, JobRecord | NodeRecord | IncidentRecord] = {}
     for event in events:
-        orders.append(engine.handle(told(event, orders)))
+        orders.append(engine.handle(told(event, made)))
         touched = engine.touched()
+        made.append([*orders[-1], *(record.order for record in touched.orders)])
         records |= {f"job:{job_name(job.key)}": job for job in touched.jobs}
         records |= {f"node:{node.name}": node for node in touched.nodes}
         records |= {f"incident:{incident.id}": incident for incident in touched.incidents}

@@ -26,7 +26,7 @@ from holdfast.model.evidence import EvidenceKind, Finding
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers.journal import Replay, Replayed, as_stored, job_name
-from holdfast.sim.history import BeatTaken, History, Lied, RunBegan, Step
+from holdfast.sim.history import BeatTaken, History, Lied, RunBegan
 
 REPORTERS = ("agent", "launcher", "drill", "operator")
 """First words of the sources of events that do not come from the controller or its scheduler."""
@@ -111,26 +111,25 @@ def lies_change_nothing_of_others(history: History, replay: Replay) -> Iterator[
     yield from _of_others(history, own, source)
     yield from _harm(history, own, source)
     if len(honest) < len(events):
-        yield from _differences(replay(events, as_stored), replay(honest, _Renamed(history.steps)), own, source)
+        yield from _differences(replay(events, as_stored), replay(honest, _Renamed(history)), own, source)
 
 
 class _Renamed:
     """Tells the twin of outcomes under the ids of its own orders: what a lie did shifts the numbers inside an event."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._made: dict[str, str] = {}
-        """Id of an order -> its event, kind and subject, and which of these it is."""
-        for step in steps:
-            self._made = _named(step.orders) | self._made
+    def __init__(self, history: History) -> None:
+        given = [order for step in history.steps for order in step.orders]
+        self._made = _named([*given, *(record.order for record in history.orders)])
         self._twin: dict[str, AnyOrder] = {}
         """What that is -> the order of the twin."""
         self._read = 0
 
     def __call__(self, event: AnyEvent, orders: Sequence[Sequence[AnyOrder]]) -> AnyEvent:
         """The event as the twin would have been told of it."""
-        for given in orders[self._read :]:
-            names = _named(given)
-            self._twin = {names[order.id]: order for order in given} | self._twin
+        for made in orders[self._read :]:
+            names = _named(made)
+            for order in made:
+                self._twin.setdefault(names[order.id], order)
         self._read = len(orders)
         if isinstance(event, e.TimerFired):
             began = self._of_twin(event.id.removeprefix(e.fired_id("")))
@@ -146,10 +145,12 @@ class _Renamed:
 
 
 def _named(orders: Sequence[AnyOrder]) -> dict[str, str]:
-    """Id of each order of an event -> the event, the order's kind and subject, and which of these it is."""
+    """Id of each order -> the event that made it, its kind and subject, and which of these it is."""
     found: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for order in orders:
+        if order.id in found:
+            continue
         job = getattr(order, "job", None)
         about = job_name(job) if job is not None else getattr(order, "node", "") or _timer_kind(order)
         what = f"{order.cause} {kind_of(order)} {about}"

@@ -28,7 +28,7 @@ class Replayed(Struct):
 
 
 Told = Callable[[AnyEvent, Sequence[Sequence[AnyOrder]]], AnyEvent]
-"""What the engine is told in place of an event, seen what it has ordered after each event so far."""
+"""What the engine is told in place of an event, seen what it has ordered and proposed at each event so far."""
 Replay = Callable[[Sequence[AnyEvent], Told], Replayed]
 """Gives the events, in order, to a fresh engine."""
 
