@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -10,8 +11,10 @@ from msgspec.structs import replace
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
+from holdfast.model.orders import OrderStatus
+from holdfast.model.records import OrderRecord
 from holdfast.sim.checkers.hostile import about_the_liar, lies_change_nothing_of_others
-from holdfast.sim.checkers.journal import Replayed
+from holdfast.sim.checkers.journal import Replayed, Told
 from holdfast.sim.faults import plan
 from holdfast.sim.fuzz import Trial
 from holdfast.sim.history import BeatTaken, Lied, RunBegan
@@ -83,7 +86,9 @@ def said(told: Tale, made: dict[str, bytes], twin: dict[str, bytes]) -> list[str
     """What the judge says when these records come of the journal, and of its twin without lies."""
     whole = len(told.history.steps)
     return list(
-        lies_change_nothing_of_others(told.history, lambda events: Replayed([], made if len(events) == whole else twin))
+        lies_change_nothing_of_others(
+            told.history, lambda events, _: Replayed([], made if len(events) == whole else twin)
+        )
     )
 
 
@@ -121,7 +126,7 @@ def test_what_the_brake_holds_back_is_no_other_complaint(topic):
     whole = len(told.history.steps)
     judge = lies_change_nothing_of_others(
         told.history,
-        lambda events: Replayed([*made] if len(events) == whole else [twin], {}),
+        lambda events, _: Replayed([*made] if len(events) == whole else [twin], {}),
     )
     about = [text.split()[3] for text in judge]
     assert about == ([] if topic == "brake:gpu" else ["c/8#1", "n3"])
@@ -134,6 +139,54 @@ def test_what_failed_together_in_the_twin_alone_is_judged_together():
     made, twin = {"incident:ia": one}, {"incident:ib": both}
     assert said(lied(), made, twin) == []
     assert said(lied(), made, {}) == ["because of agent:n1 the incident of n3 opened at 1 is there"]
+
+
+def test_the_twin_hears_of_outcomes_under_the_ids_of_its_own_orders():
+    """A lie that opened an incident before shifts the numbers inside the honest event; what the twin lacks is left out."""
+    told = lied()
+    ours = {name: order(o.QuarantineNode, name, why="x") for name in ("c5.1", "c5.2", "c4.1")}
+    settle = o.StartTimer(id="c5.3", cause=5, incident="ic4.1", timer="settle:ic4.1", after_s=1.0)
+    told.history.steps[-1] = replace(told.history.steps[-1], orders=(replace(ours["c5.1"], cause=5), settle))
+    told.history.steps[-2] = replace(told.history.steps[-2], orders=(replace(ours["c4.1"], cause=4),))
+    told.event(e.OrderDone, order="c5.1")
+    told.event(e.OrderDone, order="c4.1")
+    fired = told.event(e.TimerFired, timer="settle:ic4.1")
+    told.history.steps[-1] = replace(told.history.steps[-1], event=replace(fired, id=e.fired_id("c5.3")))
+    heard: list[e.AnyEvent] = []
+
+    def replay(events: Sequence[e.AnyEvent], told_of: Told) -> Replayed:
+        """The twin opens the incident itself, and so begins to count at 2."""
+        other = replace(settle, id="c5.4", incident="ic5.1", timer="settle:ic5.1")
+        orders = [[replace(ours["c5.2"], cause=5), other] if event.seq == 5 else [] for event in events]
+        heard[:] = [told_of(event, orders[:number]) for number, event in enumerate(events)]
+        return Replayed(orders, {})
+
+    assert list(lies_change_nothing_of_others(told.history, replay)) == []
+    done, untold, timer = heard[-3:]
+    assert isinstance(done, e.OrderDone)
+    assert isinstance(untold, e.OrderDone)
+    assert isinstance(timer, e.TimerFired)
+    assert (done.order, untold.order) == ("c5.2", "untold:c4.1")
+    assert (timer.id, timer.timer) == ("timer:c5.4", "settle:ic5.1")
+
+
+def test_the_twin_hears_of_a_proposal_under_its_own_id():
+    """No step gives what is proposed: it stands in the order records."""
+    told = lied()
+    ours = replace(order(o.QuarantineNode, "c5.1", why="x"), cause=5)
+    told.history.orders.append(OrderRecord(ours, OrderStatus.PROPOSED, told.now))
+    told.event(e.OperatorCommand, command=e.Command.APPROVE, who="ada", order="c5.1")
+    heard: list[e.AnyEvent] = []
+
+    def replay(events: Sequence[e.AnyEvent], told_of: Told) -> Replayed:
+        proposed = [[replace(ours, id="c5.2")] if event.seq == 5 else [] for event in events]
+        heard[:] = [told_of(event, proposed[:number]) for number, event in enumerate(events)]
+        return Replayed([[] for _ in events], {})
+
+    assert list(lies_change_nothing_of_others(told.history, replay)) == []
+    approval = heard[-1]
+    assert isinstance(approval, e.OperatorCommand)
+    assert approval.order == "c5.2"
 
 
 def test_an_id_that_is_not_the_liars_is_told():

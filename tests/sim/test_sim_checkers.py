@@ -71,12 +71,12 @@ def test_a_replay_that_orders_something_else_is_found(tale):
     history = tale.history
     orders = [list(step.orders) for step in history.steps]
     same = Replayed(orders, records_of(history))
-    assert judged(history, lambda _events: same) == []
+    assert judged(history, lambda *_: same) == []
     fewer = Replayed([[] for _ in orders], records_of(history))
-    (complaint,) = judged(history, lambda _events: fewer)
+    (complaint,) = judged(history, lambda *_: fewer)
     assert "led to quarantine_node c1, requeue_held c2; its replay leads to nothing" in complaint.text
     lost = Replayed(orders, {})
-    assert {"replay_is_the_same"} == {one.judge for one in judged(history, lambda _events: lost)}
+    assert {"replay_is_the_same"} == {one.judge for one in judged(history, lambda *_: lost)}
 
 
 # --- orders ---
@@ -281,17 +281,24 @@ def test_a_release_of_what_a_person_holds_is_found(tale):
     assert said_by(queued.history) == {"holds_are_respected"}
 
 
-@pytest.mark.parametrize("answered", [False, True])
-def test_a_hold_that_may_be_ours_is_no_persons(tale, answered):
-    """Our requeue has no answer yet: on Slurm it holds what somebody else has queued already."""
+@pytest.mark.parametrize(
+    ("answer", "seen_before", "is_theirs"),
+    [(None, False, False), (e.OrderDone, False, False), (e.OrderDone, True, True), (e.OrderFailed, False, True)],
+)
+def test_a_hold_that_may_be_ours_is_no_persons(tale, answer, seen_before, is_theirs):
+    """On Slurm our requeue holds what somebody else has queued already; a look may show that after the answer alone."""
     tale.job(SchedulerState.PENDING, restart_count=1)
     requeue = order(o.RequeueHeld, "c19", restart_count=0)
     tale.event(e.OperatorCommand, requeue, command=Command.REQUEUE, who="ada", why="x", job=JOB)
-    if answered:
-        tale.event(e.OrderDone, order="c19")
+    if seen_before:
+        tale.job(SchedulerState.HELD, restart_count=1)
+    if answer is not None:
+        tale.event(answer, order="c19", **({"why": "no", "permanent": True} if answer is e.OrderFailed else {}))
+    if seen_before:
+        tale.job(SchedulerState.PENDING, restart_count=1)
     tale.job(SchedulerState.HELD, restart_count=1)
     tale.event(e.TimerFired, order(o.ReleaseJob, "c20", epoch=3), timer="x")
-    assert ("holds_are_respected" in said_by(tale.history)) is answered
+    assert ("holds_are_respected" in said_by(tale.history)) is is_theirs
 
 
 def test_a_return_after_failed_checks_is_found(tale):

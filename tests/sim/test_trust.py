@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.decide import operators, trust
 from holdfast.model import events as e
@@ -122,13 +123,46 @@ def test_the_judge_of_brakes_counts_different_nodes_and_others_jobs():
     assert len(list(reporters_are_braked(told.history))) == 2
 
 
-@pytest.mark.parametrize(("people", "complaints_"), [(("mei a", "ken b"), 0), (("mei a", "mei c"), 1), (("mei a",), 1)])
+MEI, KEN = "mei a", "ken b"
+
+
+@pytest.mark.parametrize(
+    ("people", "complaints_"),
+    [
+        ((MEI, KEN), 0),
+        ((MEI,), 1),
+        ((MEI, "mei c"), 1),
+        ((MEI, "Mei c"), 1),
+        ((MEI, "mei-renamed a"), 1),
+        ((MEI, KEN, "-mei a", "ann d"), 0),
+        ((MEI, "-mei a", KEN), 1),
+        ((MEI, "ken b void:mei a"), 1),
+        ((MEI, "ken b void:mei a", "ann d"), 0),
+        ((MEI, "ken b refused"), 1),
+    ],
+)
 def test_the_judge_of_approvals_counts_people(people, complaints_):
-    """By the token, not by the typed name."""
+    """By the token and not by the typed name; withdrawn, refused and void approvals count for nothing."""
     told = tale(approvals=2)
-    ask = o.Notify(id="ask", cause=0, topic="i1", title="Approve q-n1?", text="")
-    told.event(e.TimerFired, ask, timer="x")
-    for number, by in enumerate(people):
-        given = (fence("n1"),) if number == len(people) - 1 else ()
-        told.event(e.OperatorCommand, *given, command=e.Command.APPROVE, who=f"w{number}", by=by, order="q-n1")
+    asked = told.event(e.TimerFired, timer="x").seq
+    for number, said_by in enumerate(people):
+        by, _, void = said_by.removesuffix(" refused").removeprefix("-").partition(" void:")
+        command = e.Command.WITHDRAW if said_by.startswith("-") else e.Command.APPROVE
+        fields = {"command": command, "who": f"w{number}", "by": by, "order": "q-n1", "void": (void,) if void else ()}
+        event = told.event(e.OperatorCommand, **fields)
+        last = told.history.steps[-1]
+        no = o.Notify(id="no", cause=event.seq, topic=f"command:{event.id}", title="no", text="")
+        given = (no,) if said_by.endswith("refused") else ()
+        if number == len(people) - 1:
+            given = (*given, replace(fence("n1"), cause=asked))
+        told.history.steps[-1] = replace(last, orders=given)
     assert len(list(approvals_are_counted(told.history))) == complaints_
+
+
+def test_an_order_that_nobody_was_asked_for_needs_no_approval():
+    """The event that made it gives it, and it may be given again later."""
+    told = tale(approvals=2)
+    made = replace(fence("n1"), cause=told.event(e.TimerFired, fence("n1"), timer="x").seq)
+    told.event(e.TimerFired, timer="order:q-n1")
+    told.history.steps[-1] = replace(told.history.steps[-1], orders=(made,))
+    assert list(approvals_are_counted(told.history)) == []

@@ -19,7 +19,7 @@ from holdfast.model.records import IncidentRecord, JobRecord, NodeRecord
 from holdfast.model.wire import encode, kind_of
 from holdfast.sim.checkers import Complaint, judged
 from holdfast.sim.checkers.hostile import about_the_liar
-from holdfast.sim.checkers.journal import Replayed, job_name
+from holdfast.sim.checkers.journal import Replayed, Told, as_stored, job_name
 from holdfast.sim.checkers.observe import observes
 from holdfast.sim.faults import WARNING
 from holdfast.sim.history import (
@@ -74,7 +74,7 @@ def complaints_about(result: SimResult, *, engine: type[Engine] = Engine) -> lis
         excused = about_the_liar(history)
         said += [Complaint("comes_to_rest", text) for text in result.unrest if not excused(text)]
     policies = history.policies
-    return said + judged(history, lambda events: replayed(events, policies, engine))
+    return said + judged(history, lambda events, told: replayed(events, policies, engine, told))
 
 
 def history_of(result: SimResult) -> History:
@@ -87,14 +87,18 @@ def history_of(result: SimResult) -> History:
     )
 
 
-def replayed(events: Sequence[AnyEvent], policies: PolicySet, kind: type[Engine] = Engine) -> Replayed:
+def replayed(
+    events: Sequence[AnyEvent], policies: PolicySet, kind: type[Engine] = Engine, told: Told = as_stored
+) -> Replayed:
     """A fresh engine with the journal's events: its orders, and the records that it came to."""
     engine = kind(policies, presets=packaged_presets())
     orders: list[list[AnyOrder]] = []
+    made: list[list[AnyOrder]] = []
     records: dict[str, JobRecord | NodeRecord | IncidentRecord] = {}
     for event in events:
-        orders.append(engine.handle(event))
+        orders.append(engine.handle(told(event, made)))
         touched = engine.touched()
+        made.append([*orders[-1], *(record.order for record in touched.orders)])
         records |= {f"job:{job_name(job.key)}": job for job in touched.jobs}
         records |= {f"node:{node.name}": node for node in touched.nodes}
         records |= {f"incident:{incident.id}": incident for incident in touched.incidents}

@@ -11,18 +11,21 @@ its group, and with jobs that were kept off that node. What a lie may cost its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import EvidenceKind, Finding
+from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import encode, kind_of
-from holdfast.sim.checkers.journal import Replay, Replayed, job_name
+from holdfast.sim.checkers.journal import Replay, Replayed, as_stored, job_name
 from holdfast.sim.history import BeatTaken, History, Lied, RunBegan
 
 REPORTERS = ("agent", "launcher", "drill", "operator")
@@ -108,7 +111,59 @@ def lies_change_nothing_of_others(history: History, replay: Replay) -> Iterator[
     yield from _of_others(history, own, source)
     yield from _harm(history, own, source)
     if len(honest) < len(events):
-        yield from _differences(replay(events), replay(honest), own, source)
+        yield from _differences(replay(events, as_stored), replay(honest, _Renamed(history)), own, source)
+
+
+class _Renamed:
+    """Tells the twin of outcomes under the ids of its own orders: what a lie did shifts the numbers inside an event."""
+
+    def __init__(self, history: History) -> None:
+        given = [order for step in history.steps for order in step.orders]
+        self._made = _named([*given, *(record.order for record in history.orders)])
+        self._twin: dict[str, AnyOrder] = {}
+        """What that is -> the order of the twin."""
+        self._read = 0
+
+    def __call__(self, event: AnyEvent, orders: Sequence[Sequence[AnyOrder]]) -> AnyEvent:
+        """The event as the twin would have been told of it."""
+        for made in orders[self._read :]:
+            names = _named(made)
+            for order in made:
+                self._twin.setdefault(names[order.id], order)
+        self._read = len(orders)
+        if isinstance(event, e.TimerFired):
+            began = self._of_twin(event.id.removeprefix(e.fired_id("")))
+            if isinstance(began, o.StartTimer):
+                return structs.replace(event, id=e.fired_id(began.id), timer=began.timer)
+        elif isinstance(event, e.OrderDone | e.OrderFailed | e.OperatorCommand) and event.order:
+            known = self._of_twin(event.order)
+            return structs.replace(event, order=known.id if known is not None else f"untold:{event.order}")
+        return event
+
+    def _of_twin(self, made: str) -> AnyOrder | None:
+        return self._twin.get(self._made.get(made, ""))
+
+
+def _named(orders: Sequence[AnyOrder]) -> dict[str, str]:
+    """Id of each order -> the event that made it, its kind and subject, and which of these it is."""
+    found: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for order in orders:
+        if order.id in found:
+            continue
+        job = getattr(order, "job", None)
+        about = job_name(job) if job is not None else getattr(order, "node", "") or _timer_kind(order)
+        what = f"{order.cause} {kind_of(order)} {about}"
+        counts[what] += 1
+        found[order.id] = f"{what} {counts[what]}"
+    return found
+
+
+def _timer_kind(order: AnyOrder) -> str:
+    """The timer's name, without the id of an order or an incident, which is another one in the twin."""
+    timer = getattr(order, "timer", "")
+    kind = timer.partition(":")[0]
+    return kind if kind in {"order", "propose", "settle"} else timer
 
 
 def about_the_liar(history: History) -> Callable[[str], bool]:

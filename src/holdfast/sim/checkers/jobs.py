@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -12,7 +12,7 @@ from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Limits
 from holdfast.model.records import IncidentRecord, JobRecord, JobState
 from holdfast.sim.checkers.orders import first_given, is_refused
-from holdfast.sim.history import PERSON, Cancelled, History, RunBegan, Wrote
+from holdfast.sim.history import PERSON, Cancelled, History, RunBegan, Step, Wrote
 
 S = SchedulerState
 _OPERATOR = "operator."
@@ -301,11 +301,11 @@ def holds_are_respected(history: History) -> Iterator[str]:
     """What a person holds, through us or in the queue, we do not release before they do.
 
     A hold that appears in the queue while a requeue of ours has no answer may be ours: no scheduler says whose it is.
+    The first one after the answer is ours, when none was shown before.
     """
     held: dict[JobKey, int] = {}
     """Job -> the event by which a person held it."""
-    asked: dict[JobKey, str] = {}
-    """Job -> our requeue that has no answer yet."""
+    ours = _OurHolds()
     views: dict[JobKey, JobView] = {}
     for step in history.steps:
         event = step.event
@@ -318,16 +318,38 @@ def holds_are_respected(history: History) -> Iterator[str]:
             case e.JobVanished():
                 held.pop(event.job, None)
             case e.JobObserved():
-                _note_hold(held, views.get(event.job.key), event, ours=event.job.key in asked)
+                _note_hold(held, views.get(event.job.key), event, ours=event.job.key in ours.awaited)
                 views[event.job.key] = event.job
-            case e.OrderDone() | e.OrderFailed(permanent=True):
-                asked = {job: order for job, order in asked.items() if order != event.order}
             case _:
                 pass
-        asked |= {order.job: order.id for order in step.orders if isinstance(order, o.RequeueHeld)}
+        ours.take(step, views)
         for order in step.orders:
             if isinstance(order, o.ReleaseJob) and order.cause == event.seq and order.job in held:
                 yield f"event {event.seq} releases job {order.job}, which a person holds (event {held[order.job]})"
+
+
+class _OurHolds:
+    """Jobs of which a hold that appears in the queue may be ours."""
+
+    def __init__(self) -> None:
+        self.awaited: dict[JobKey, str] = {}
+        """Job -> our requeue that has no answer yet; empty: it is done, and its hold was not shown yet."""
+
+    def take(self, step: Step, views: Mapping[JobKey, JobView]) -> None:
+        """Fold one event and its orders in. `views`: what the scheduler has shown last."""
+        event = step.event
+        match event:
+            case e.JobObserved() if event.job.state is not S.PENDING and self.awaited.get(event.job.key) == "":
+                del self.awaited[event.job.key]
+            case e.OrderDone() | e.OrderFailed(permanent=True):
+                for job in [job for job, order in self.awaited.items() if order == event.order]:
+                    is_shown = job in views and views[job].state is S.HELD
+                    self.awaited[job] = ""
+                    if is_shown or isinstance(event, e.OrderFailed):
+                        del self.awaited[job]
+            case _:
+                pass
+        self.awaited |= {order.job: order.id for order in step.orders if isinstance(order, o.RequeueHeld)}
 
 
 _LET_GO = frozenset({Command.RELEASE, Command.REQUEUE, Command.GIVE_UP})

@@ -14,6 +14,7 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, SchedulerState
 from holdfast.model.events import Command
 from holdfast.model.evidence import EvidenceKind, Finding
+from holdfast.sim.checkers.orders import is_refused
 from holdfast.sim.history import History, Step
 
 OTHERS = "others"
@@ -175,25 +176,34 @@ def _forces(event: e.AnyEvent, words: _Words, job: JobKey) -> str:
 
 
 def approvals_are_counted(history: History) -> Iterator[str]:
-    """What is proposed is given when as many people have approved it as policy asks for, each by their own token."""
+    """What is proposed is given when as many people have approved it as policy asks for, each by their own token.
+
+    An order is given by the event that made it, unless people were asked first.
+    """
     needed = history.policies.site.trust.approvals
-    proposed: set[str] = set()
-    people: dict[str, set[str]] = {}
+    given: set[str] = set()
+    approved: dict[str, list[str]] = {}
+    """Order -> name and id of the token of each person who approves it."""
     for step in history.steps if needed > 1 else ():
         event = step.event
         if isinstance(event, e.PolicyLoaded):
             return
         if isinstance(event, e.OperatorCommand) and event.order:
-            said = people.setdefault(event.order, set())
-            if event.command is Command.APPROVE:
-                said.add(event.by.partition(" ")[0])
-            elif event.command is Command.WITHDRAW:
-                said.discard(event.by.partition(" ")[0])
+            people = [by for by in approved.get(event.order, ()) if by not in event.void]
+            others = [by for by in people if not _is_one(by, event.by)]
+            if event.command is Command.WITHDRAW:
+                people = others
+            elif event.command is Command.APPROVE and len(others) == len(people) and not is_refused(step):
+                people.append(event.by)
+            approved[event.order] = people
         for order in step.orders:
-            if order.id in proposed:
-                proposed.discard(order.id)
-                count = len(people.get(order.id, set()))
-                if count < needed:
-                    yield f"event {event.seq} gives a proposed order with {count} of {needed} approvals"
-            if isinstance(order, o.Notify) and order.title.startswith("Approve ") and order.title.endswith("?"):
-                proposed.add(order.title.removeprefix("Approve ").removesuffix("?"))
+            count = len(approved.get(order.id, ()))
+            if order.id not in given and order.cause != event.seq and count < needed:
+                yield f"event {event.seq} gives a proposed order with {count} of {needed} approvals"
+            given.add(order.id)
+
+
+def _is_one(by: str, other: str) -> bool:
+    """Are these tokens of one person? Those of one name are, whatever its case, and each is its own."""
+    (name, _, token), (second, _, second_token) = by.partition(" "), other.partition(" ")
+    return name.casefold() == second.casefold() or (bool(token) and token == second_token)
