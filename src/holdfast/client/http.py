@@ -168,14 +168,10 @@ class AsyncClient:
             return await self._one(f"/v1/incidents/{_part(incident)}", IncidentRecord)
         return await self._all("/v1/incidents", IncidentRecord, limit, job=job, node=node, open_only=open_only)
 
-    async def orders(
-        self, *, order: str = "", incident: str = "", job: str = "", node: str = "", pending_only: bool = False,
-        limit: int = 1000,
-    ) -> list[OrderRecord]:  # fmt: skip
-        """Orders, newest first, or one; of an incident, about a job, about a node."""
+    async def orders(self, *, order: str = "", limit: int = 1000, **where: str | bool) -> list[OrderRecord]:
+        """Orders, newest first, or one. `where`: incident, job, node, pending_only."""
         if order:
             return await self._one(f"/v1/orders/{_part(order)}", OrderRecord)
-        where = {"incident": incident, "job": job, "node": node, "pending_only": pending_only}
         return await self._all("/v1/orders", OrderRecord, limit, **where)
 
     async def audit(self, *, who: str = "", limit: int = 100) -> list[Deed]:
