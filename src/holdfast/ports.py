@@ -165,8 +165,10 @@ class Journal(Protocol):
     async def last_seq(self) -> int:
         """Sequence number of the newest event, 0 when empty."""
 
-    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
-        """Events with seq > after, oldest first; with `newest` the last `limit` of them.
+    async def events(
+        self, *, after: int = 0, before: int = 0, limit: int = 1000, newest: bool = False, **where: Any
+    ) -> list[AnyEvent]:
+        """Events with seq > after (and < before, unless that is 0), oldest first; with `newest` the last `limit`.
 
         `where`: incident, job, node, kind.
         """
@@ -193,24 +195,32 @@ class Journal(Protocol):
         self,
         *,
         incident: str = "",
+        job: str = "",
+        node: str = "",
         open_only: bool = False,
         limit: int = 1000,
         before: tuple[float, str] | None = None,
     ) -> list[IncidentRecord]:
-        """Read model, newest first; `incident` asks for one, `before` (opened_at, id) for the page behind that one."""
+        """Read model, newest first; `incident` asks for one, `before` (opened_at, id) for the page behind that one.
+
+        `job` (as `str(JobKey)` writes it) and `node`: those that concern it. The limit counts what is asked for alone.
+        """
 
     async def orders(
         self,
         *,
         order: str = "",
         incident: str = "",
+        job: str = "",
+        node: str = "",
         pending_only: bool = False,
         limit: int = 1000,
         before: tuple[float, str] | None = None,
     ) -> list[OrderRecord]:
         """Read model, newest first; `order` asks for one, `before` (issued_at, id) for the page behind that one.
 
-        `pending_only`: those without an outcome, proposed and under way. The limit counts what is asked for alone.
+        `job`, `node`: those about it. `pending_only`: those without an outcome, proposed and under way. The limit
+        counts what is asked for alone.
         """
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:

@@ -46,9 +46,13 @@ def order(order_id: str, *, incident: str = "i1", node: str = "n1") -> o.Quarant
     return o.QuarantineNode(id=order_id, cause=1, incident=incident, node=node, why="Xid 74")
 
 
-def order_record(order_id: str, status: str = "pending", *, incident: str = "i1", at: float = 100.0) -> r.OrderRecord:
+def order_record(
+    order_id: str, status: str = "pending", *, incident: str = "i1", at: float = 100.0, node: str = "n1"
+) -> r.OrderRecord:
     ended = 0.0 if status == "pending" else at
-    return r.OrderRecord(order(order_id, incident=incident), o.OrderStatus(status), issued_at=at, ended_at=ended)
+    return r.OrderRecord(
+        order(order_id, incident=incident, node=node), o.OrderStatus(status), issued_at=at, ended_at=ended
+    )
 
 
 def job_record(state: r.JobState = r.JobState.WATCHING, key: JobKey = KEY) -> r.JobRecord:

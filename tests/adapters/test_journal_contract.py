@@ -153,6 +153,31 @@ def test_read_models_follow_the_events(store: Store):
     run(work)
 
 
+def test_lists_are_filtered_before_they_are_cut(store: Store):
+    """Incidents and orders of a job or a node come whole from behind those of others; events before a number, too."""
+
+    async def work() -> None:
+        journal = store.open()
+        await journal.acquire("a", lease_s=10, now=100)
+        theirs = [r.IncidentRecord(f"i{n}", float(n), jobs=[JobKey("c", "8")], nodes=["n8"]) for n in range(2, 40)]
+        await journal.append(
+            [
+                entry(1, incidents=[r.IncidentRecord("i1", 1.0, jobs=[KEY], nodes=["n7"]), *theirs]),
+                entry(2, orders=[order_record("mine", at=1.0), *(order_record(f"o{n}", node="n8") for n in range(40))]),
+                *(entry(number) for number in range(3, 6)),
+            ]
+        )
+        assert [one.id for one in await journal.incidents(job=str(KEY), limit=1)] == ["i1"]
+        assert [one.id for one in await journal.incidents(node="n7", limit=1)] == ["i1"]
+        assert await journal.incidents(job=str(KEY), node="n8") == []
+        assert [one.order.id for one in await journal.orders(node="n1", limit=1)] == ["mine"]
+        assert await journal.orders(job="8", limit=1) == []
+        assert [one.seq for one in await journal.events(before=5, limit=2, newest=True)] == [3, 4]
+        await journal.close()
+
+    run(work)
+
+
 def test_ids_that_were_stored_are_seen(store: Store):
     """`seen` finds stored ids among many, also with more ids than fit into one query."""
 

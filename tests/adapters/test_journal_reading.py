@@ -83,7 +83,9 @@ def test_a_whole_journal_is_read_as_the_store_reads_it(whole: Path) -> None:
         assert await reading.nodes(node="node003") == await store.nodes(node="node003")
         assert await reading.incidents(limit=7) == await store.incidents(limit=7)
         assert await reading.incidents(open_only=True) == await store.incidents(open_only=True)
+        assert await reading.incidents(node="node003", limit=2) == await store.incidents(node="node003", limit=2)
         assert await reading.orders() == await store.orders()
+        assert await reading.orders(node="node003") == await store.orders(node="node003")
         assert await reading.brakes() == await store.brakes()
         assert await reading.events(after=290, kind="policy_loaded") == await store.events(
             after=290, kind="policy_loaded"

@@ -17,7 +17,9 @@ from tests.api.test_api import TOKENS, client, event, served
 
 from holdfast.adapters.journal import open_journal
 from holdfast.api import Role, reads, routes_watch
+from holdfast.api.auth import LOCAL
 from holdfast.api.reads import decode_cursor, encode_cursor
+from holdfast.api.tenants import Scope
 from holdfast.client import AsyncClient
 from holdfast.errors import FencedError, JournalError, UsageError
 from holdfast.model import events as e
@@ -199,7 +201,7 @@ def test_the_audit_names_who_did_what_why_and_what_came_of_it(tmp_path: Path):
             assert (deeds[1]["target"], deeds[1]["why"]) == ("n2", "noisy fan")
             assert deeds[1]["orders"][0].startswith("quarantine_node ")
             assert [one["who"] for one in (await http.get("/v1/audit?who=mei")).json()] == [deeds[1]["who"]]
-            page = await reads.audit(house.controller, lambda _: True, limit=1, who="ken")
+            page = await reads.audit(house.controller, Scope(LOCAL, house.server.app.state.fleet), limit=1, who="ken")
             assert (len(page.items), page.next) == (1, "")
 
     run(work)

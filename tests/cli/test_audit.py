@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from holdfast.adapters.journal import open_journal
 from holdfast.api.auth import ensure_tokens
 from holdfast.cli.main import app
+from holdfast.model.audit import Head, chained
 from holdfast.model.events import AnyEvent, Command, FindingSeen, OperatorCommand
 from holdfast.model.evidence import Finding, Place
 from holdfast.ports import Entry, Touched
@@ -85,6 +86,8 @@ def test_two_controllers_and_the_command_line_write_one_chain(folder: Path):
 
 
 LAST = "(SELECT max(number) FROM audit)"
+SNAPSHOT = "INSERT INTO snapshots VALUES (12, x'00')"
+"""Events up to it may be missing: retention drops some."""
 TAMPERED = {
     "changed": (["UPDATE audit SET line = replace(line, 'loud', 'kind') WHERE number = 2"], "line 3 does not fit line 2"),
     "removed": (["DELETE FROM audit WHERE number = 3"], "line 3 is missing: line 4 follows line 2"),
@@ -101,6 +104,15 @@ TAMPERED = {
     "source of an event": (["UPDATE events SET source = 'x' WHERE seq = 5"], "column source of event 5 was changed"),
     "time of an event": (["UPDATE events SET at = 1.0 WHERE seq = 5"], "column at of event 5 was changed"),
     "evidence made an act": (["UPDATE events SET kind = 'drill_fired' WHERE seq = 4"], "event 4 is an act, and no line"),
+    "act deleted from the events": ([SNAPSHOT, "DELETE FROM events WHERE seq = 5"], "event 5 is missing, of which line 3 speaks: retention did not drop it"),
+    "act deleted and its line unbound": (
+        [SNAPSHOT, "DELETE FROM events WHERE seq = 5", "UPDATE audit SET seq = 0 WHERE number = 3"],
+        "column seq of line 3 was changed: its act says 5",
+    ),
+    "what came of an act": (
+        ["""UPDATE events SET orders = '[{"kind":"notify"}]' WHERE seq = 5"""],
+        "column orders of event 5 was changed: line 3 tells of other orders",
+    ),
     "line and count taken away": (
         [
             "UPDATE meta SET value = '6:' || (SELECT json_extract(line, '$.previous') FROM audit WHERE number = 7) WHERE key = 'audit_head'",
@@ -164,7 +176,7 @@ def changed(path: Path) -> Path:
 
 
 def test_old_events_go_and_the_chain_stays(folder: Path):
-    """Retention drops the journal's events, and not one line."""
+    """Retention drops the journal's events, and not one line: it adds one that names the acts among them."""
 
     async def retain() -> None:
         journal = open_journal(f"sqlite:///{folder / 'controller' / 'journal.db'}")
@@ -174,6 +186,24 @@ def test_old_events_go_and_the_chain_stays(folder: Path):
         await journal.close()
 
     asyncio.run(retain())
+    assert "8 lines fit" in call("audit", "verify", "--dir", str(folder))
+    last = json.loads(call("audit", "export", "--dir", str(folder)).splitlines()[-1])
+    assert (last["act"]["event"], last["act"]["seqs"]) == ("acts_dropped", [1, 3, 5, 7, 9, 11])
+
+
+def test_lines_of_before_tell_of_no_orders(folder: Path):
+    """A journal whose chain was written by a version that kept neither orders nor what retention took is whole."""
+    place = folder / "controller" / "journal.db"
+    with sqlite3.connect(place) as connection:
+        head = Head()
+        for number, text in connection.execute("SELECT number, line FROM audit ORDER BY number").fetchall():
+            act = json.loads(text)["act"]
+            act.pop("orders", None)
+            line, head = chained(act, head)
+            connection.execute("UPDATE audit SET line = ? WHERE number = ?", (line, number))
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'audit_head'", (str(head),))
+        connection.execute(SNAPSHOT)
+        connection.execute("DELETE FROM events WHERE seq = 5")
     assert "7 lines fit" in call("audit", "verify", "--dir", str(folder))
 
 

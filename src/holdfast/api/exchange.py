@@ -194,21 +194,22 @@ def is_at(address: str, addresses: set[str]) -> bool:
 async def check_job(controller: Controller, user: str, job_id: str) -> None:
     """Return when the scheduler has given this job to this user.
 
+    Nobody learns here which ids exist: another's job and one that is not there get one answer, after the same look.
+
     Raises:
-        RefusedError: it is another user's.
-        LinkError: no such job has been seen yet, or the scheduler has answered in part.
+        RefusedError: no such job is this user's.
+        LinkError: the scheduler has answered in part.
     """
 
-    def owners() -> set[str]:
-        return {view.user for view in controller.shell().jobs.values() if view.key.id == job_id}
+    def is_theirs() -> bool:
+        return owns(user, {view.user for view in controller.shell().jobs.values() if view.key.id == job_id})
 
-    if not owners() and not await controller.watch.look_again():
+    if is_theirs():
+        return
+    if not await controller.watch.look_again():
         raise LinkError("the scheduler has answered in part only: come back later")
-    found = owners()
-    if not found:
-        raise LinkError(f"no job {job_id!r} has been seen here yet")
-    if not owns(user, found):
-        raise RefusedError(f"job {job_id} is not {user}'s")
+    if not is_theirs():
+        raise RefusedError(f"the scheduler shows no job {job_id!r} of {user}")
 
 
 def owns(user: str, owners: set[str]) -> bool:

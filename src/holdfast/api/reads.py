@@ -1,4 +1,6 @@
-"""Pages of records by cursor, and the audit. Called by the routes; no time passes here but the journal's.
+"""Lists as one identity sees them, pages of records by cursor, and the audit.
+
+Called by the routes; no time passes here but the journal's.
 
 A cursor is opaque to its reader: it says behind which record the next page begins, so records that come or go meanwhile
 make no page skip or repeat the others.
@@ -8,23 +10,25 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.api.operate import refusal
+from holdfast.api.tenants import Scope
 from holdfast.controller import Controller
 from holdfast.errors import UsageError
 from holdfast.model import events as e
 from holdfast.model.answers import Deed
 from holdfast.model.audit import AUDITED
+from holdfast.model.listing import first_of
+from holdfast.model.records import IncidentRecord, OrderRecord
 from holdfast.model.wire import kind_of
+from holdfast.ports import Entry, Journal
 
 T = TypeVar("T")
-
-PAGE_MAX = 1000
 
 
 class Page(Struct, Generic[T], frozen=True):
@@ -57,23 +61,63 @@ def page_of(found: list[T], limit: int, mark: Callable[[T], tuple[float | str, .
     return Page(found[:limit], encode_cursor(*mark(found[limit - 1])) if len(found) > limit else "")
 
 
-async def audit(
-    controller: Controller, has: Callable[[e.AnyEvent], bool], *, limit: int, cursor: str = "", who: str = ""
-) -> Page[Deed]:
-    """What people (and drills) did, newest first; `who`: only what this name stands behind.
+def mark_of(record: IncidentRecord | OrderRecord) -> tuple[float, str]:
+    """Where it stands in its list."""
+    return (record.opened_at, record.id) if isinstance(record, IncidentRecord) else (record.issued_at, record.order.id)
 
-    `has` says whether whoever asks may see an event.
-    """
-    before = decode_cursor(cursor, tuple[int])[0] if cursor else controller.seq + 1
-    found: list[Deed] = []
-    wanted = PAGE_MAX if who else limit + 1
-    while len(found) <= limit:
-        page = await controller.journal.entries_before(before, kinds=AUDITED, limit=wanted)
-        deeds = [_deed(entry.event, entry.orders) for entry in page if has(entry.event)]
-        found += [deed for deed in deeds if who in {"", deed.who} or (who and deed.who.startswith(f"{who} "))]
-        if len(page) < wanted:
-            break
-        before, wanted = page[-1].event.seq, PAGE_MAX
+
+async def incidents(
+    journal: Journal, scope: Scope, *, limit: int, before: tuple[float, str] | None = None, **where: Any
+) -> list[IncidentRecord]:
+    """Incidents that are seen, newest first; `where` and `before` as the journal takes them."""
+
+    def ask(behind: tuple[float, str] | None, size: int) -> Awaitable[list[IncidentRecord]]:
+        return journal.incidents(limit=size, before=behind, **where)
+
+    return await first_of(ask, scope.incidents, mark_of, limit, start=before)
+
+
+async def orders(
+    journal: Journal, scope: Scope, *, limit: int, before: tuple[float, str] | None = None, **where: Any
+) -> list[OrderRecord]:
+    """Orders that are seen, newest first; `where` and `before` as the journal takes them."""
+
+    def ask(behind: tuple[float, str] | None, size: int) -> Awaitable[list[OrderRecord]]:
+        return journal.orders(limit=size, before=behind, **where)
+
+    return await first_of(ask, scope.orders, mark_of, limit, start=before)
+
+
+async def events(journal: Journal, scope: Scope, *, limit: int, after: int = 0, **where: Any) -> list[e.AnyEvent]:
+    """Events that are seen, oldest first."""
+
+    def ask(behind: int, size: int) -> Awaitable[list[e.AnyEvent]]:
+        return journal.events(after=behind, limit=size, **where)
+
+    return await first_of(ask, scope.events, lambda one: one.seq, limit, start=after)
+
+
+async def newest_events(journal: Journal, scope: Scope, *, limit: int, **where: Any) -> list[e.AnyEvent]:
+    """The newest events that are seen, newest first."""
+
+    async def ask(before: int, size: int) -> list[e.AnyEvent]:
+        return (await journal.events(before=before, limit=size, newest=True, **where))[::-1]
+
+    return await first_of(ask, scope.events, lambda one: one.seq, limit, start=0)
+
+
+async def audit(controller: Controller, scope: Scope, *, limit: int, cursor: str = "", who: str = "") -> Page[Deed]:
+    """What people (and drills) did, newest first; `who`: only what this name stands behind."""
+
+    def ask(before: int, size: int) -> Awaitable[list[Entry]]:
+        return controller.journal.entries_before(before, kinds=AUDITED, limit=size)
+
+    def choose(found: list[Entry]) -> list[Deed]:
+        deeds = [_deed(entry.event, entry.orders) for entry in found if scope.has_event(entry.event)]
+        return [deed for deed in deeds if who in {"", deed.who} or (who and deed.who.startswith(f"{who} "))]
+
+    start = decode_cursor(cursor, tuple[int])[0] if cursor else controller.seq + 1
+    found = await first_of(ask, choose, lambda entry: entry.event.seq, limit + 1, start=start)
     return page_of(found, limit, lambda deed: (deed.seq,))
 
 

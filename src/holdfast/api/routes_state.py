@@ -51,6 +51,7 @@ T = TypeVar("T")
 EVENTS_MAX = 1000
 EVENTS_BESIDE = 1000
 """Events that come with a single record: its newest."""
+ORDERS_BESIDE = 1000
 WAIT_S_MAX = 60.0
 SEQ_MAX = 2**62
 
@@ -85,17 +86,14 @@ def _before(cursor: str) -> tuple[float, str] | None:
 async def _told(request: Asked, of: type[T], limit: int, cursor: str, **where: Any) -> reads.Page[T]:
     """Events of a kind, oldest first."""
     after = reads.decode_cursor(cursor, tuple[int])[0] if cursor else 0
-    page = reads.page_of(
-        await _journal(request).events(after=after, limit=limit + 1, **where), limit, lambda one: (one.seq,)
-    )
-    seen = scope_of(request).events(page.items)
-    return reads.Page([one for one in seen if isinstance(one, of)], page.next)
+    found = await reads.events(_journal(request), scope_of(request), after=after, limit=limit + 1, **where)
+    page = reads.page_of(found, limit, lambda one: (one.seq,))
+    return reads.Page([one for one in page.items if isinstance(one, of)], page.next)
 
 
 async def _beside(request: Asked, **where: Any) -> list[AnyEvent]:
     """The newest events about a single record."""
-    found = await _journal(request).events(**where, limit=EVENTS_BESIDE, newest=True)
-    return scope_of(request).events(found)
+    return (await reads.newest_events(_journal(request), scope_of(request), limit=EVENTS_BESIDE, **where))[::-1]
 
 
 def _journal(request: Asked) -> Journal:
@@ -153,15 +151,20 @@ async def events(
     """Events after `after`, oldest first; with none to give, waits up to `wait` seconds for the next commit."""
     controller: Controller = request.app.state.controller
     scope = scope_of(request)
-    where: dict[str, Any] = {"incident": incident, "job": job, "node": node, "kind": kind}
-    if any(where.values()):
-        if wait and controller.seq <= after:
-            await controller.events_after(after, limit=1, wait_s=wait)
-        last = controller.seq
-        found = await controller.journal.events(after=after, limit=limit, **where)
-        return EventsAnswer(found[-1].seq if len(found) == limit else max(after, last), scope.events(found))
-    found = await controller.events_after(after, limit=limit, wait_s=wait)
-    return EventsAnswer(found[-1].seq if found else after, scope.events(found))
+    asked = {"incident": incident, "job": job, "node": node, "kind": kind}
+    chosen = {name: value for name, value in asked.items() if value}
+    until = controller.clock.monotonic() + wait
+    while True:
+        left_s = max(0.0, until - controller.clock.monotonic())
+        found = await controller.events_after(after, limit=1 if chosen else limit, wait_s=left_s)
+        seen, last = scope.events(found), found[-1].seq if found else after
+        if chosen and found:
+            newest = controller.seq
+            seen = await reads.events(controller.journal, scope, after=after, limit=limit, **chosen)
+            last = seen[-1].seq if len(seen) == limit else newest
+        if seen or last == after:
+            return EventsAnswer(last, seen)
+        after = last
 
 
 @read("/jobs")
@@ -224,11 +227,16 @@ async def nodes(
     group: Name = "",
 ) -> Response[list[NodeRecord]]:
     """Nodes by name; `state` is that of their recovery."""
-    lines = request.app.state.fleet.nodes.items()
-    names = [name for name, line in lines if node_state in {"", line.state} and group in {"", line.group}]
+    scope = scope_of(request)
+    names = [
+        name
+        for name, line in request.app.state.fleet.nodes.items()
+        if node_state in {"", line.state} and group in {"", line.group}
+        if scope.is_whole or any(scope.has_job(job) for job in line.jobs)
+    ]
     page = _by_name(names, limit, cursor)
     found = await _journal(request).nodes(node=page.items) if page.items else []
-    return _paged(request, scope_of(request).nodes(found), page.next)
+    return _paged(request, scope.nodes(found), page.next)
 
 
 @read("/nodes/{node:str}")
@@ -240,12 +248,20 @@ async def one_node(request: Asked, node: FromPath[str]) -> Response[NodeAnswer]:
 
 @read("/incidents")
 async def incidents(
-    request: Asked, open_only: FromQuery[bool] = False, limit: Limit = 100, cursor: Cursor = ""
+    request: Asked,
+    *,
+    open_only: FromQuery[bool] = False,
+    job: Name = "",
+    node: Name = "",
+    limit: Limit = 100,
+    cursor: Cursor = "",
 ) -> Response[list[IncidentRecord]]:
-    """Incidents, newest first."""
-    found = await _journal(request).incidents(open_only=open_only, limit=limit + 1, before=_before(cursor))
-    page = reads.page_of(found, limit, lambda one: (one.opened_at, one.id))
-    return _paged(request, scope_of(request).incidents(page.items), page.next)
+    """Incidents, newest first; of a job, of a node."""
+    where = {"open_only": open_only, "job": job, "node": node}
+    journal, scope = _journal(request), scope_of(request)
+    found = await reads.incidents(journal, scope, limit=limit + 1, before=_before(cursor), **where)
+    page = reads.page_of(found, limit, reads.mark_of)
+    return _paged(request, page.items, page.next)
 
 
 @read("/incidents/{incident:str}")
@@ -254,7 +270,7 @@ async def one_incident(request: Asked, incident: FromPath[str]) -> Response[Inci
     journal, scope = _journal(request), scope_of(request)
     record = _newest(scope.incidents(await journal.incidents(incident=incident)), "incident", incident)
     beside = await _beside(request, incident=incident)
-    orders = scope.orders(await journal.orders(incident=incident))
+    orders = await reads.orders(journal, scope, limit=ORDERS_BESIDE, incident=incident)
     return _tagged(request, record, IncidentAnswer(record, orders, beside))
 
 
@@ -263,16 +279,18 @@ async def orders(
     request: Asked,
     *,
     incident: Name = "",
+    job: Name = "",
+    node: Name = "",
     pending_only: FromQuery[bool] = False,
     limit: Limit = 100,
     cursor: Cursor = "",
 ) -> Response[list[OrderRecord]]:
     """Orders, newest first; `pending_only`: without an outcome, that is proposed or under way."""
-    found = await _journal(request).orders(
-        incident=incident, pending_only=pending_only, limit=limit + 1, before=_before(cursor)
-    )
-    page = reads.page_of(found, limit, lambda one: (one.issued_at, one.order.id))
-    return _paged(request, scope_of(request).orders(page.items), page.next)
+    where = {"incident": incident, "job": job, "node": node, "pending_only": pending_only}
+    journal, scope = _journal(request), scope_of(request)
+    found = await reads.orders(journal, scope, limit=limit + 1, before=_before(cursor), **where)
+    page = reads.page_of(found, limit, reads.mark_of)
+    return _paged(request, page.items, page.next)
 
 
 @read("/orders/{order:str}")
@@ -301,18 +319,21 @@ async def findings(
 @read("/drills")
 async def drills(request: Asked, limit: Limit = 100) -> list[DrillSeen]:
     """Faults that drills injected, newest first, and what Holdfast made of them."""
-    fired = await _journal(request).events(kind="drill_fired", limit=limit, newest=True)
+    fired = await reads.newest_events(_journal(request), scope_of(request), kind="drill_fired", limit=limit)
     known = {one.drill: (one.id, one.outcome) for one in request.app.state.fleet.incidents.values() if one.drill}
     return [
         DrillSeen(one.drill, one.kind, one.at, one.seq, one.node, str(one.job or ""), *known.get(one.drill, ("", "")))
-        for one in reversed(scope_of(request).events(fired))
+        for one in fired
         if isinstance(one, DrillFired)
     ]
 
 
-@read("/policies")
+@get("/policies", guards=[needs(Role.VIEWER)], tags=["read"])
 async def policies(request: Asked, limit: Limit = 20) -> list[PolicyLoaded]:
-    """Policies that were loaded, newest first; the first is the one that holds. Empty: the built-in defaults hold."""
+    """Policies that were loaded, newest first; the first is the one that holds. Empty: the built-in defaults hold.
+
+    They are about the whole cluster: a token with a scope is refused.
+    """
     found = await _journal(request).events(kind="policy_loaded", limit=limit, newest=True)
     return [one for one in reversed(found) if isinstance(one, PolicyLoaded)]
 
@@ -320,18 +341,18 @@ async def policies(request: Asked, limit: Limit = 20) -> list[PolicyLoaded]:
 @read("/audit")
 async def audit(request: Asked, who: Name = "", limit: Limit = 100, cursor: Cursor = "") -> Response[list[Deed]]:
     """What people did, newest first: who, what, why, and what came of it."""
-    scope = scope_of(request)
-    page = await reads.audit(request.app.state.controller, scope.has_event, who=who, limit=limit, cursor=cursor)
+    controller: Controller = request.app.state.controller
+    page = await reads.audit(controller, scope_of(request), who=who, limit=limit, cursor=cursor)
     return _paged(request, page.items, page.next)
 
 
-@read("/brakes")
+@get("/brakes", guards=[needs(Role.VIEWER)], tags=["read"])
 async def brakes(request: Asked) -> list[BrakeRecord]:
     """The quarantine brake of every group, and what rests on one reporter's word there (`[trust]` of the policy).
 
-    A token with a scope gets none: they are about the whole cluster.
+    They are about the whole cluster: a token with a scope is refused.
     """
-    return await _journal(request).brakes() if scope_of(request).is_whole else []
+    return await _journal(request).brakes()
 
 
 @read("/samples")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.api import reads
 from holdfast.api.tenants import Scope
 from holdfast.controller import Controller
 from holdfast.model.answers import StateAnswer
@@ -85,7 +86,7 @@ class WholeState:
         jobs = scope.jobs(await journal.jobs(job=mine)) if mine else []
         names = sorted({node for job in jobs for node in job.view.nodes})
         nodes = scope.nodes(await journal.nodes(node=names)) if names else []
-        incidents = scope.incidents(await journal.incidents(limit=INCIDENTS_IN_STATE))
+        incidents = await reads.incidents(journal, scope, limit=INCIDENTS_IN_STATE)
         return StateAnswer(controller.seq, controller.health(), jobs, nodes, incidents, [])
 
     async def _renew(self) -> None:

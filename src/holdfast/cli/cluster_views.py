@@ -33,7 +33,7 @@ from holdfast.cli.incident_lines import (
 from holdfast.cli.json_forms import brake_form, form, incident_page_form, incident_row, job_form, job_row, node_row
 from holdfast.cli.options import OptionSet, Where
 from holdfast.cli.records import Records, launcher_gone, policies_of, read
-from holdfast.errors import UsageError
+from holdfast.errors import RefusedError, UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
 from holdfast.model.toml_lines import did_you_mean
@@ -77,8 +77,8 @@ def job(
         # Schedulers reuse ids: the bare id means the newest job of that id, `1778#1` an earlier one.
         exact = [record for record in found if str(record.key) == name and "#" in name]
         record = max(exact or found, key=lambda record: record.key.generation)
-        incidents = [i for i in await records.incidents(limit=INCIDENTS_MAX) if record.key in i.jobs]
-        orders = [o for o in await records.orders() if getattr(o.order, "job", None) == record.key]
+        incidents = await records.incidents(job=str(record.key))
+        orders = await records.orders(job=str(record.key))
         trained = training_time(record, screen.now(), proof_of(record, await policies_of(records)))
         gone = launcher_gone(records, record, screen.now())
         return record, incidents, for_people(orders), await _saves(records, str(record.key)), trained, gone
@@ -111,7 +111,10 @@ def nodes(
         raise UsageError(f'--state "{state}" is not a state of a node{did_you_mean(state, known)}')
 
     async def look(records: Records) -> tuple[list[NodeRecord], list[BrakeRecord]]:
-        return await records.nodes(), await records.brakes()
+        try:
+            return await records.nodes(), await records.brakes()
+        except RefusedError:  # a token with a scope: the brakes are the whole cluster's
+            return await records.nodes(), []
 
     found, brakes = read(where, look)
     chosen = [node for node in found if state in {None, node.state.value}]

@@ -42,8 +42,8 @@ def show(
         found = await records.nodes(node=name)
         if not found:
             raise screen.missing("node", name, [record.name for record in await records.nodes()])
-        incidents = [record for record in await records.incidents() if name in record.nodes]
-        orders = [record for record in await records.orders() if getattr(record.order, "node", "") == name]
+        incidents = await records.incidents(node=name)
+        orders = await records.orders(node=name)
         return found[0], incidents, for_people(orders)
 
     record, incidents, orders = read(where, look)

@@ -33,17 +33,13 @@ class RemoteRecords(AsyncClient):
         except httpx.InvalidURL as error:
             raise UsageError(f"{link.said_by}: {link.url!r} is not an address: {error}") from error
 
-    async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = ROWS_MAX
-    ) -> list[IncidentRecord]:
+    async def incidents(self, *, limit: int = ROWS_MAX, **where: Any) -> list[IncidentRecord]:
         """Newest first."""
-        return await super().incidents(incident=incident, open_only=open_only, limit=min(limit, ROWS_MAX))
+        return await super().incidents(limit=min(limit, ROWS_MAX), **where)
 
-    async def orders(
-        self, *, incident: str = "", pending_only: bool = False, limit: int = ROWS_MAX
-    ) -> list[OrderRecord]:
+    async def orders(self, *, limit: int = ROWS_MAX, **where: Any) -> list[OrderRecord]:
         """Newest first."""
-        return await super().orders(incident=incident, pending_only=pending_only, limit=min(limit, ROWS_MAX))
+        return await super().orders(limit=min(limit, ROWS_MAX), **where)
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """Points of a series in order of time."""
@@ -81,11 +77,11 @@ async def send(link: Link, command: Command, *, who: str, why: str, node: str = 
         if node and not await records.nodes(node=node):
             raise screen.missing("node", node, [record.name for record in await records.nodes()])
         if order:
-            known = {record.order.id: record for record in await records.orders()}
-            if order not in known:
-                raise screen.missing("order", order, list(known))
-            if known[order].status != "proposed":
-                raise UsageError(f"order {order} is {known[order].status}: only proposed orders wait for a person")
+            found = await records.orders(order=order)
+            if not found:
+                raise screen.missing("order", order, [record.order.id for record in await records.orders()])
+            if found[0].status != "proposed":
+                raise UsageError(f"order {order} is {found[0].status}: only proposed orders wait for a person")
         done = await records.command(command, who=who, why=why, node=node, order=order)
         if done.refused:
             raise RefusedError(done.refused)

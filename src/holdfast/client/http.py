@@ -161,18 +161,18 @@ class AsyncClient:
         return await self._call("GET", "/v1/brakes", list[BrakeRecord])
 
     async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+        self, *, incident: str = "", job: str = "", node: str = "", open_only: bool = False, limit: int = 1000
     ) -> list[IncidentRecord]:
-        """Incidents, newest first, or one."""
+        """Incidents, newest first, or one; of a job, of a node."""
         if incident:
             return await self._one(f"/v1/incidents/{_part(incident)}", IncidentRecord)
-        return await self._all("/v1/incidents", IncidentRecord, limit, open_only=str(open_only).lower())
+        return await self._all("/v1/incidents", IncidentRecord, limit, job=job, node=node, open_only=open_only)
 
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
-        """Orders, newest first."""
-        return await self._all(
-            "/v1/orders", OrderRecord, limit, incident=incident, pending_only=str(pending_only).lower()
-        )
+    async def orders(self, *, order: str = "", limit: int = 1000, **where: str | bool) -> list[OrderRecord]:
+        """Orders, newest first, or one. `where`: incident, job, node, pending_only."""
+        if order:
+            return await self._one(f"/v1/orders/{_part(order)}", OrderRecord)
+        return await self._all("/v1/orders", OrderRecord, limit, **where)
 
     async def audit(self, *, who: str = "", limit: int = 100) -> list[Deed]:
         """What people did, newest first."""

@@ -23,8 +23,9 @@ from holdfast.controller import Controller
 from holdfast.controller.fleet import JobLine, NodeLine, incident_line
 from holdfast.errors import NotFoundError
 from holdfast.model import events as e
+from holdfast.model.listing import first_of
 from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
-from holdfast.model.records import JobRecord, NodeState
+from holdfast.model.records import JobRecord, NodeState, OrderRecord
 from holdfast.model.wire import kind_of
 from holdfast.report.saves import saves_of
 from holdfast.report.similar import similar
@@ -39,6 +40,7 @@ SHOWN = 12
 EVENTS_BACK = 10_000
 """The page of one thing looks for its events among so many of the newest."""
 DEED_ROWS = 200
+ORDER_ROWS = 500
 
 Values = dict[str, Any]
 
@@ -204,11 +206,22 @@ class Pages:
 
     async def _orders(self, page: Page) -> Values:
         waiting = sorted(self._board.fleet.waiting.values(), key=lambda one: -one.issued_at)
-        over = [
-            one for one in await self._controller.journal.orders(limit=3 * ROWS)
-            if one.order.id not in self._board.fleet.waiting and not isinstance(one.order, StartTimer | CancelTimer)
-        ]  # fmt: skip
-        return {"waiting": waiting[:ROWS], "over": over[:ROWS], "kind_of": kind_of, "page": page}
+        known = self._board.fleet.waiting
+        over = await self._orders_in(lambda one: one.order.id not in known, ROWS)
+        return {"waiting": waiting[:ROWS], "over": over, "kind_of": kind_of, "page": page}
+
+    async def _orders_in(
+        self, wanted: Callable[[OrderRecord], bool], limit: int, incident: str = ""
+    ) -> list[OrderRecord]:
+        """The newest orders of those wanted, without the engine's timers."""
+
+        def ask(before: tuple[float, str] | None, size: int) -> Awaitable[list[OrderRecord]]:
+            return self._controller.journal.orders(limit=size, before=before, incident=incident)
+
+        def choose(found: list[OrderRecord]) -> list[OrderRecord]:
+            return [one for one in found if not isinstance(one.order, StartTimer | CancelTimer) and wanted(one)]
+
+        return await first_of(ask, choose, lambda one: (one.issued_at, one.order.id), limit, start=None)
 
     async def _order(self, page: Page) -> Values:
         found = await self._controller.journal.orders(order=page.name)
@@ -274,10 +287,10 @@ class Pages:
         if not found:
             raise NotFoundError(f"there is no incident {page.name!r}")
         incident = found[0]
-        given = await journal.orders(incident=page.name, limit=500)
+        given = await self._orders_in(lambda _: True, ORDER_ROWS, incident=page.name)
         return {
             "incident": incident,
-            "orders": [one for one in reversed(given) if not isinstance(one.order, StartTimer | CancelTimer)],
+            "orders": given[::-1],
             "kind_of": kind_of,
             "timeline": timeline(incident),
             "bars": phases.bars(timeline(incident)),

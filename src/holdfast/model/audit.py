@@ -21,6 +21,10 @@ from holdfast.model.events import AnyEvent, PolicyLoaded
 
 AUDITED = ("operator_command", "policy_loaded", "controller_started", "drill_fired", "drill_run")
 """Kinds of events that are somebody's act. Tokens are made and revoked beside the events."""
+ORDERS = "orders"
+"""Of an act: the hash of what came of it. Lines of before have none."""
+DROPPED = "acts_dropped"
+"""Act of retention, which names the acts whose events it took."""
 NOTHING = "0" * 64
 """Stands for the hash before the first line."""
 
@@ -48,13 +52,28 @@ def read_head(text: str) -> Head:
     return Head(int(number), digest)
 
 
-def act_of(event: AnyEvent) -> dict[str, Any]:
-    """What the audit keeps of an event: all of it, but of a policy's text the hash."""
+def act_of(event: AnyEvent, orders: str = "[]") -> dict[str, Any]:
+    """What the audit keeps of an event: all of it, but of a policy's text and of the orders that came of it the hash.
+
+    Args:
+        event: the act.
+        orders: what came of it, as the journal's row has it.
+    """
     act: dict[str, Any] = msgspec.to_builtins(event)
     act.pop("received_at", None)
+    act[ORDERS] = _sealed(orders)
     if isinstance(event, PolicyLoaded):
-        act["toml"] = f"sha256:{hashlib.sha256(event.toml.encode('utf-8', 'surrogatepass')).hexdigest()}"
+        act["toml"] = _sealed(event.toml)
     return act
+
+
+def dropped(seqs: Iterable[int], before: float) -> dict[str, Any]:
+    """The line of retention: these acts are no longer among the events, since they came before that time."""
+    return {"event": DROPPED, "before": before, "seqs": sorted(seqs)}
+
+
+def _sealed(text: str) -> str:
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def chained(act: dict[str, Any], before: Head) -> tuple[str, Head]:

@@ -404,6 +404,10 @@ class IncidentRecord(Struct, omit_defaults=True):
             return None
         return max(0, self.step_before - self.step_resumed)
 
+    def concerns(self, *, job: str = "", node: str = "") -> bool:
+        """Whether this job (as `str(JobKey)` writes it) and this node are among its own; empty: whatever they are."""
+        return (not job or any(str(key) == job for key in self.jobs)) and (not node or node in self.nodes)
+
     @property
     def fingerprints(self) -> frozenset[str]:
         """Fingerprints of the findings that are taken for a root; of all findings when none is."""

@@ -64,11 +64,13 @@ class Records(Protocol):
         """As in `ports.Journal`."""
 
     async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+        self, *, incident: str = "", job: str = "", node: str = "", open_only: bool = False, limit: int = 1000
     ) -> list[IncidentRecord]:
         """As in `ports.Journal`."""
 
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+    async def orders(
+        self, *, incident: str = "", job: str = "", node: str = "", pending_only: bool = False, limit: int = 1000
+    ) -> list[OrderRecord]:
         """As in `ports.Journal`."""
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:

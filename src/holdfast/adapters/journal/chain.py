@@ -2,7 +2,8 @@
 
 `sql.py` calls it with every batch. The head stands in `meta`, so that lines that vanish from the table's end are
 missed, and by the next act's number, too. The lease's row is locked first: two controllers in turn, and the
-command line that makes tokens beside a controller, write one chain. Retention leaves it alone. No time passes here.
+command line that makes tokens beside a controller, write one chain. Retention leaves the lines, and adds one that names
+the acts whose events it took. No time passes here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from typing import Any
 from sqlalchemy import Connection, Executable, func, insert, or_, select
 
 from holdfast.adapters.journal import schema
-from holdfast.model.audit import AUDITED, NOTHING, ChainError, Head, act_of, chained, read_head, verified
+from holdfast.model.audit import (
+    AUDITED,
+    DROPPED,
+    NOTHING,
+    ORDERS,
+    ChainError,
+    Head,
+    act_of,
+    chained,
+    read_head,
+    verified,
+)
 from holdfast.model.wire import decode_event, kind_of
 from holdfast.ports import Entry
 
@@ -27,7 +39,11 @@ PAGE = 1000
 
 def add_events(connection: Connection, upsert: Executable, entries: Sequence[Entry]) -> None:
     """Add a line for each of these that is somebody's act."""
-    add(connection, upsert, [act_of(entry.event) for entry in entries if kind_of(entry.event) in AUDITED])
+    add(
+        connection,
+        upsert,
+        [act_of(entry.event, schema.orders_text(entry)) for entry in entries if kind_of(entry.event) in AUDITED],
+    )
 
 
 def add(connection: Connection, upsert: Executable, acts: Sequence[dict[str, Any]]) -> None:
@@ -109,6 +125,7 @@ def check(connection: Connection) -> Head:
     if head != wanted:
         raise ChainError(f"line {head.number} does not fit the journal, which ends in {wanted}")
     _check_acts(connection)
+    _check_lines(connection)
     return head
 
 
@@ -131,9 +148,34 @@ def _check_acts(connection: Connection) -> None:
         if row.number is None:
             raise ChainError(f"event {row.seq} is an act, and no line of the audit speaks of it")
         event = decode_event(row.payload)
-        line, _ = chained(act_of(event), Head())
-        if json.loads(line)["act"] != json.loads(row.line)["act"]:
+        line, _ = chained(act_of(event, row.orders), Head())
+        act, said = json.loads(line)["act"], json.loads(row.line)["act"]
+        if said.get(ORDERS, act[ORDERS]) != act[ORDERS]:
+            raise ChainError(f"column orders of event {row.seq} was changed: line {row.number} tells of other orders")
+        if act != {ORDERS: act[ORDERS], **said}:
             raise ChainError(f"line {row.number} and event {row.seq}, of which it speaks, differ: one was changed")
         for name, said in schema.event_columns(event).items():
             if getattr(row, name) != said:
                 raise ChainError(f"column {name} of event {row.seq} was changed: its act says {said!r}")
+
+
+def _check_lines(connection: Connection) -> None:
+    """Each act of the chain stands among the events still, or a line of retention names it.
+
+    Acts whose lines know nothing of orders are of a version that wrote no such line.
+    """
+    table, events = schema.audit, schema.events
+    there = set(connection.scalars(select(events.c.seq).where(events.c.kind.in_(AUDITED))))
+    gone: dict[int, int] = {}
+    for row in connection.execute(select(table).order_by(table.c.number)):
+        act = json.loads(row.line)["act"]
+        seq = act.get("seq", 0)
+        if row.seq != seq:
+            raise ChainError(f"column seq of line {row.number} was changed: its act says {seq}")
+        if act.get("event") == DROPPED:
+            for one in act["seqs"]:
+                gone.pop(one, None)
+        elif seq and seq not in there and ORDERS in act:
+            gone[seq] = row.number
+    for seq, number in gone.items():
+        raise ChainError(f"event {seq} is missing, of which line {number} speaks: retention did not drop it")

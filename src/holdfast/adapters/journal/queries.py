@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 from holdfast.adapters.journal import schema
 from holdfast.errors import JournalError
 from holdfast.model.events import AnyEvent
+from holdfast.model.listing import first_of
 from holdfast.model.orders import WAITING
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.wire import decode, decode_event, decode_orders
@@ -43,9 +44,14 @@ class Reads(ABC):
         rows = await self._rows(query)
         return [Entry(decode_event(row.payload), decode_orders(row.orders), Touched()) for row in rows]
 
-    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
+    async def events(
+        self, *, after: int = 0, before: int = 0, limit: int = 1000, newest: bool = False, **where: Any
+    ) -> list[AnyEvent]:
         """See `ports.Journal.events`."""
-        found = await self._payloads("events", events(after, limit, where, newest=newest), decode_event)
+        query = events(after, limit, where, newest=newest)
+        if before:
+            query = query.where(schema.events.c.seq < before)
+        found = await self._payloads("events", query, decode_event)
         return found[::-1] if newest else found
 
     async def entries(self, *, after: int = 0, limit: int = 1000) -> list[Entry]:
@@ -76,25 +82,37 @@ class Reads(ABC):
         self,
         *,
         incident: str = "",
+        job: str = "",
+        node: str = "",
         open_only: bool = False,
         limit: int = 1000,
         before: tuple[float, str] | None = None,
     ) -> list[IncidentRecord]:
         """See `ports.Journal.incidents`."""
-        query = incidents(incident, open_only=open_only, limit=limit, before=before)
-        return await self._records("incidents", query, IncidentRecord)
+
+        def ask(behind: tuple[float, str] | None, size: int) -> Awaitable[list[IncidentRecord]]:
+            query = incidents(incident, open_only=open_only, limit=size, before=behind)
+            return self._records("incidents", query, IncidentRecord)
+
+        def choose(found: list[IncidentRecord]) -> list[IncidentRecord]:
+            return [one for one in found if one.concerns(job=job, node=node)]
+
+        return await first_of(ask, choose, lambda one: (one.opened_at, one.id), limit, start=before)
 
     async def orders(
         self,
         *,
         order: str = "",
         incident: str = "",
+        job: str = "",
+        node: str = "",
         pending_only: bool = False,
         limit: int = 1000,
         before: tuple[float, str] | None = None,
     ) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
-        query = orders(order, incident, pending_only=pending_only, limit=limit, before=before)
+        where = {"id": order, "incident": incident, "job": job, "node": node}
+        query = orders(where, pending_only=pending_only, limit=limit, before=before)
         return await self._records("orders", query, OrderRecord)
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
@@ -138,20 +156,18 @@ def incidents(
 
 
 def orders(
-    order: str = "",
-    incident: str = "",
+    where: Mapping[str, str],
     *,
     pending_only: bool = False,
     limit: int = 1000,
     before: tuple[float, str] | None = None,
 ) -> Rows:
-    """Payloads of order records, newest first."""
+    """Payloads of order records, newest first; `where` names columns and what stands in them, empty for whatever."""
     table = schema.orders
     query = select(table.c.payload).order_by(table.c.issued_at.desc(), table.c.id.desc()).limit(limit)
-    if order:
-        query = query.where(table.c.id == order)
-    if incident:
-        query = query.where(table.c.incident == incident)
+    for name, value in where.items():
+        if value:
+            query = query.where(table.c[name] == value)
     if before is not None:
         query = query.where(tuple_(table.c.issued_at, table.c.id) < before)
     return query.where(table.c.status.in_([one.value for one in WAITING])) if pending_only else query

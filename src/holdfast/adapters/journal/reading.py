@@ -35,6 +35,8 @@ GAPS_MAX = 1000
 """Damaged places in one table that are stepped over; a table with more of them is read no further."""
 NAMED_MAX = 3
 """As many rows that cannot be understood are named; the rest is counted."""
+EVERY = -1
+"""As a limit: none."""
 TABLES = ("events", "jobs", "nodes", "incidents", "orders", "brakes", "samples")
 
 
@@ -220,15 +222,19 @@ class JournalReading:
         return self._records("brakes", BrakeRecord, {}, order="name")
 
     async def incidents(
-        self, *, incident: str = "", open_only: bool = False, limit: int = 1000
+        self, *, incident: str = "", job: str = "", node: str = "", open_only: bool = False, limit: int = 1000
     ) -> list[IncidentRecord]:
         """See `ports.Journal.incidents`."""
         asked = {"id": incident, "closed_at": 0.0 if open_only else ""}
-        return self._records("incidents", IncidentRecord, asked, order="opened_at DESC, id DESC", limit=limit)
+        read = limit if not job and not node else EVERY
+        found = self._records("incidents", IncidentRecord, asked, order="opened_at DESC, id DESC", limit=read)
+        return [one for one in found if one.concerns(job=job, node=node)][:limit]
 
-    async def orders(self, *, incident: str = "", pending_only: bool = False, limit: int = 1000) -> list[OrderRecord]:
+    async def orders(
+        self, *, incident: str = "", job: str = "", node: str = "", pending_only: bool = False, limit: int = 1000
+    ) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
-        asked = {"incident": incident, "status": WAITING if pending_only else ""}
+        asked = {"incident": incident, "job": job, "node": node, "status": WAITING if pending_only else ""}
         return self._records("orders", OrderRecord, asked, order="issued_at DESC, id DESC", limit=limit)
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
@@ -277,7 +283,7 @@ class JournalReading:
 
     # --- rows ---
 
-    def _records(self, table: str, kind: type[R], asked: Asked, *, order: str, limit: int = -1) -> list[R]:
+    def _records(self, table: str, kind: type[R], asked: Asked, *, order: str, limit: int = EVERY) -> list[R]:
         where, values = _chosen_by(asked)
         return list(self._decoded(table, lambda data: decode(data, kind), where, values, order=order, limit=limit))
 

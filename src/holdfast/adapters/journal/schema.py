@@ -229,8 +229,13 @@ def event_row(entry: Entry) -> dict[str, Any]:
     return {
         **event_columns(entry.event),
         "payload": encode(entry.event).decode(),
-        "orders": encode(entry.orders).decode() if entry.orders else "[]",
+        "orders": orders_text(entry),
     }
+
+
+def orders_text(entry: Entry) -> str:
+    """The orders that the event led to, as its row holds them."""
+    return encode(entry.orders).decode() if entry.orders else "[]"
 
 
 def incidents_of(entry: Entry) -> set[str]:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Executable, Select, and_, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from holdfast.adapters.journal import chain, queries, schema, series
 from holdfast.errors import FencedError, JournalBusyError, JournalError
+from holdfast.model.audit import AUDITED, dropped
 from holdfast.model.events import AnyEvent
 from holdfast.model.wire import decode_event
 from holdfast.ports import Entry, LeaseRow, Sample
@@ -211,7 +212,7 @@ class SqlJournal(queries.Reads):
         """See `ports.Journal.retain`."""
         dropped = 0
         while True:
-            count = await self._write(lambda connection: _drop_events(connection, before))
+            count = await self._write(lambda connection: _drop_events(connection, self._upserts[schema.meta], before))
             dropped += count
             if count < RETAIN_CHUNK:
                 break
@@ -309,7 +310,7 @@ def _lease(connection: Connection) -> LeaseRow | None:
     return LeaseRow(row.holder, int(row.epoch), row.expires, float(lease_s or 0.0)) if row and row.epoch else None
 
 
-def _drop_events(connection: Connection, before: float) -> int:
+def _drop_events(connection: Connection, upsert: Executable, before: float) -> int:
     table, link = schema.events, schema.event_incidents
     newest = connection.scalar(select(func.max(schema.snapshots.c.seq))) or 0
     still_open = (
@@ -319,10 +320,13 @@ def _drop_events(connection: Connection, before: float) -> int:
     )
     old = and_(table.c.received_at < before, table.c.seq <= newest, table.c.seq.not_in(still_open))
     chosen = connection.scalars(select(table.c.seq).where(old).limit(RETAIN_CHUNK)).all()
+    acts: list[int] = []
     for start in range(0, len(chosen), IN_MAX):
         part = chosen[start : start + IN_MAX]
+        acts += connection.scalars(select(table.c.seq).where(table.c.seq.in_(part), table.c.kind.in_(AUDITED)))
         connection.execute(delete(link).where(link.c.seq.in_(part)))
         connection.execute(delete(table).where(table.c.seq.in_(part)))
+    chain.add(connection, upsert, [dropped(acts, before)] if acts else [])
     return len(chosen)
 
 

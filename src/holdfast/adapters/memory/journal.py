@@ -144,7 +144,9 @@ class MemoryJournal:
         newest = self.store.rows[-1].seq if self.store.rows else 0
         return max(newest, self.store.snapshots[-1][0] if self.store.snapshots else 0)
 
-    async def events(self, *, after: int = 0, limit: int = 1000, newest: bool = False, **where: Any) -> list[AnyEvent]:
+    async def events(
+        self, *, after: int = 0, before: int = 0, limit: int = 1000, newest: bool = False, **where: Any
+    ) -> list[AnyEvent]:
         """See `ports.Journal.events`."""
         unknown = set(where) - {"incident", "job", "node", "kind"}
         if unknown:
@@ -153,7 +155,7 @@ class MemoryJournal:
         for row in reversed(list(self._after(after))) if newest else self._after(after):
             if len(found) >= limit:
                 break
-            if _matches(row, where):
+            if _matches(row, where) and (not before or row.seq < before):
                 found.append(decode_event(row.payload))
         return found[::-1] if newest else found
 
@@ -192,6 +194,8 @@ class MemoryJournal:
         self,
         *,
         incident: str = "",
+        job: str = "",
+        node: str = "",
         open_only: bool = False,
         limit: int = 1000,
         before: tuple[float, str] | None = None,
@@ -201,13 +205,16 @@ class MemoryJournal:
         found.sort(key=lambda one: (one.opened_at, one.id), reverse=True)
         if before is not None:
             found = [one for one in found if (one.opened_at, one.id) < before]
-        return [one for one in found if incident in {"", one.id} and not (open_only and one.closed_at)][:limit]
+        chosen = [one for one in found if incident in {"", one.id} and not (open_only and one.closed_at)]
+        return [one for one in chosen if one.concerns(job=job, node=node)][:limit]
 
     async def orders(
         self,
         *,
         order: str = "",
         incident: str = "",
+        job: str = "",
+        node: str = "",
         pending_only: bool = False,
         limit: int = 1000,
         before: tuple[float, str] | None = None,
@@ -217,7 +224,11 @@ class MemoryJournal:
         found.sort(key=lambda one: (one.issued_at, one.order.id), reverse=True)
         if before is not None:
             found = [one for one in found if (one.issued_at, one.order.id) < before]
-        chosen = [one for one in found if incident in {"", one.order.incident} and order in {"", one.order.id}]
+        chosen = [
+            one for one in found
+            if incident in {"", one.order.incident} and order in {"", one.order.id}
+            and job in {"", str(getattr(one.order, "job", ""))} and node in {"", getattr(one.order, "node", "")}
+        ]  # fmt: skip
         return [one for one in chosen if not pending_only or one.status in WAITING][:limit]
 
     async def add_samples(self, samples: Sequence[Sample]) -> None:
