@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SHELL  := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test unit lint format soak fuzz bench docs drills constraints clean guard audit slurm-packages prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
+.PHONY: help install demo test unit lint format soak fuzz bench docs drills constraints clean guard audit slurm-packages slurm-newer on-newer-slurm prometheus-packages postgres-packages chromium-packages slurm-lab kubernetes-lab
 
 PROMETHEUS_PACKAGES := prometheus prometheus-alertmanager
 POSTGRES_PACKAGES := postgresql
@@ -90,6 +90,19 @@ chromium-packages:
 	      || echo "left out: the cockpit in a real browser, because apt-get could not install $(CHROMIUM_PACKAGES)"; \
 	  else echo "left out: the cockpit in a real browser (missing: chromium); as root: apt-get install $(CHROMIUM_PACKAGES)"; fi
 
+# A newer Slurm than the distribution's, for the same tests: built once (5 to 15 minutes) and kept in the cache.
+NEWER_SLURM := 24.11.5
+NEWER_PREFIX = $(or $(XDG_CACHE_HOME),$(if $(filter 0,$(shell id -u)),/var/cache,$(HOME)/.cache))/holdfast/slurm/$(NEWER_SLURM)
+ON_NEWER := tests/deploy/test_spank.py tests/adapters/slurm/test_rest.py tests/contract/test_orchestrator_slurm.py
+
+slurm-newer: install slurm-packages ## build Debian trixie's Slurm from its sources; tests then run on it, too
+	@[ -e $(NEWER_PREFIX)/complete ] || tests/newer_slurm.sh $(NEWER_SLURM) $(CURDIR)/$(BIN)/holdfast
+
+on-newer-slurm: install
+	@if [ -e $(NEWER_PREFIX)/complete ]; then \
+	  PATH=$(NEWER_PREFIX)/bin:$(NEWER_PREFIX)/sbin:$$PATH $(BIN)/python -m pytest -p no:cacheprovider -m "cluster and not soak" $(ON_NEWER); \
+	else echo "left out: tests on Slurm $(NEWER_SLURM); 'make slurm-newer' builds it"; fi
+
 slurm-lab: install slurm-packages ## a real Slurm of 8 nodes on this machine (ARGS="16 --netns"); holdfast lab slurm down ends it
 	@$(BIN)/holdfast lab slurm up $(ARGS)
 
@@ -113,6 +126,7 @@ ifdef ARGS
 else
 	@codes=; $(UNIT) --cache-clear; codes="$$codes $$?"; $(TWO) -m "cluster and not alone and not soak"; codes="$$codes $$?"; \
 	  $(BIN)/python -m pytest -m "alone and not soak"; codes="$$codes $$?"; $(BIN)/python tests/second_try.py $$codes
+	@$(MAKE) --no-print-directory on-newer-slurm
 endif
 
 unit: install $(VENV)/.frameworks ## tests without the ones that start clusters
@@ -126,8 +140,9 @@ lint: install ## ruff, mypy --strict, import contracts
 format: install
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-soak: install $(VENV)/.frameworks ## long randomised runs (an hour or so)
+soak: install $(VENV)/.frameworks slurm-newer ## long randomised runs, and all tests of Slurm on a newer one (two hours or so)
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+	@$(MAKE) --no-print-directory on-newer-slurm ON_NEWER="$$(grep -lrE '\bslurm_(lab|fixture|world|keeper)\b' tests --include='test_*.py' | tr '\n' ' ')"
 
 # The first seed comes from the commit, so that nobody can choose seeds that pass.
 fuzz: install ## SEEDS=10000 seeds of random faults for engine, controller and the launcher's cores (an hour on two cores)

@@ -3,6 +3,7 @@
 `srun --auto-resume=1` becomes `holdfast srun` with the same words; what asks for nothing is not touched.
 """
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 PLUGIN = REPOSITORY / "deploy" / "slurm" / "spank"
 # plugstack.conf names this program: no user's PATH or environment has to lead to it.
 PROGRAM = f'#!/bin/sh\nPYTHONPATH={REPOSITORY}/src exec {sys.executable} -m holdfast "$@"\n'
+SLURM = Path(shutil.which("srun") or "/usr/bin/srun").parents[1]
 LIMIT_S = 90.0
 # Task 1 of the first attempt kills itself.
 TASK = """#!/bin/bash
@@ -31,10 +33,10 @@ exit 0
 @pytest.fixture
 def spank_lab(slurm_lab: SlurmLab):
     """The lab, whose Slurm loads the plugin."""
-    if not Path("/usr/include/slurm/spank.h").exists():
+    if not (SLURM / "include" / "slurm" / "spank.h").exists():
         pytest.skip(f"the SPANK plugin cannot be built here; as root on Debian or Ubuntu: {INSTALL} libslurm-dev gcc")
     plugin, conf = slurm_lab.folder / "holdfast.so", slurm_lab.folder / "etc" / "plugstack.conf"
-    subprocess.run(["make", "-s", "-C", PLUGIN, f"OUT={plugin}"], check=True)
+    subprocess.run(["make", "-s", "-C", PLUGIN, f"OUT={plugin}", f"SLURM={SLURM}"], check=True)
     program = slurm_lab.folder / "bin" / "holdfast"
     program.write_text(PROGRAM)
     program.chmod(0o755)
@@ -68,7 +70,7 @@ def test_a_script_of_hyperpod_comes_back_as_it_is_written(spank_lab, tmp_path):
 
 def test_sbatch_asks_for_every_srun_of_its_script(spank_lab, tmp_path):
     """`#SBATCH --holdfast=spares=1`, also with --export=NONE; `srun --auto-resume=0` leaves one step out, and tasks hear nothing of it."""
-    told = "#SBATCH --holdfast=spares=1\nsrun ./task\nsrun --auto-resume=0 ./task\nsrun /usr/bin/printenv"
+    told = f"#SBATCH --holdfast=spares=1\nexport PATH={SLURM}/bin:$PATH\nsrun ./task\nsrun --auto-resume=0 ./task\nsrun /usr/bin/printenv"
     said = run_job(spank_lab, tmp_path, told, "--export=NONE", "--ntasks=3")
     lines = said.splitlines()
     assert {f"task {rank} attempt {attempt}" for attempt in (0, 1) for rank in (0, 1)} <= set(lines)
@@ -81,7 +83,7 @@ def test_sbatch_asks_for_every_srun_of_its_script(spank_lab, tmp_path):
 def test_a_srun_that_asks_for_nothing_is_not_touched(spank_lab):
     """No Holdfast anywhere: a plain srun works, and one that asks for it says what is missing in one sentence."""
     (spank_lab.folder / "etc" / "plugstack.conf").write_text(f"required {spank_lab.folder}/holdfast.so\n")
-    path = {"PATH": "/usr/sbin:/usr/bin:/bin"}
+    path = {"PATH": f"{SLURM}/bin:/usr/bin:/bin"}
     assert spank_lab.run(["srun", "printenv", "SLURM_PROCID"], extra=path) == "0\n"
     assert spank_lab.run(["srun", "--auto-resume=0", "--spares", "1", "printenv", "SLURM_PROCID"], extra=path) == "0\n"
     with pytest.raises(LinkError) as ended:

@@ -7,6 +7,7 @@ What both labs have is in `lab_parts`, `lab kubernetes` in `lab_kubernetes`.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,12 +18,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from holdfast.cli import lab_kubernetes, screen
-from holdfast.cli.answer import Answer, group
+from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.json_forms import Form, fields_of, form
 from holdfast.cli.lab_parts import Kind, NodeArgument, daemons_table
 from holdfast.cli.options import OptionSet
 from holdfast.errors import LinkError, UsageError
-from holdfast.lab import slurm_lab
+from holdfast.lab import slurm_build, slurm_lab
+from holdfast.lab.packages import search_path
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.os.tls import PLAIN_HTTP
@@ -47,6 +49,10 @@ class UpOptions(OptionSet, frozen=True):
     ] = False
     dbd: Annotated[bool, typer.Option("--dbd", help="Accounting: slurmdbd and a MariaDB of its own.")] = False
     rest: Annotated[bool, typer.Option("--rest", help="slurmrestd on a Unix socket.")] = False
+    prefix: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the Slurm to run is installed. Default: the one on the PATH."),
+    ] = None
     defaults: Annotated[bool, typer.Option("--defaults", help="Keep Slurm's own time-outs, which are long.")] = False
     gpus: Annotated[int, typer.Option(metavar="K", help="Fake GPUs of each node.")] = 8
     agents: Annotated[bool, typer.Option("--agents", help="Run `holdfast agent` on every node.")] = False
@@ -67,7 +73,8 @@ def up(
     """Start a lab in the background and wait for its nodes. One that runs already is mended."""
     if asked.devices and not asked.agents:
         raise UsageError("--emulated-devices needs --agents: a node's agent makes them")
-    settings = asked.fill(LabSettings, nodes=nodes, extra_conf=_read(asked.conf))
+    prefix = str(asked.prefix.expanduser().resolve()) if asked.prefix is not None else ""
+    settings = asked.fill(LabSettings, nodes=nodes, extra_conf=_read(asked.conf), prefix=prefix)
     lab = SlurmLab.start(settings, KIND.folder(lab_dir), follow=False)
     words = [f"{nodes} nodes", *(["a network each"] if asked.netns else []), *(["accounting"] if asked.dbd else [])]
     return KIND.up(lab, ", ".join(words), lab_dir, lab.folder, "sinfo")
@@ -142,6 +149,12 @@ def _kmsg(lab: SlurmLab, node: str, line: str) -> Path:
     return lab.node_dir(node) / "kmsg"
 
 
+def _environment(lab: SlurmLab) -> dict[str, str]:
+    found = {"SLURM_CONF": str(lab.facts.conf), PLAIN_HTTP: "1"}
+    prefix = lab.facts.settings.prefix
+    return found | ({"PATH": search_path(os.environ.get("PATH", os.defpath), prefix)} if prefix else {})
+
+
 KIND = Kind(
     name="slurm",
     called="Slurm lab",
@@ -151,7 +164,7 @@ KIND = Kind(
     form=_form,
     shown=_shown,
     is_broken=_is_broken,
-    env=lambda lab: {"SLURM_CONF": str(lab.facts.conf), PLAIN_HTTP: "1"},
+    env=_environment,
     nodes={
         "start": ("Switch a node on, or start its slurmd when only that is missing.", _verb("start", "is on")),
         "kill": ("SIGKILL slurmd alone; jobs on the node go on.", _kill),
@@ -171,6 +184,27 @@ KIND = Kind(
     },
     kmsg=_kmsg,
 )
+
+
+@slurm.command()
+@answering
+def build(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="Such as 24.11.5.")],
+    *,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TARBALL",
+            help="Its sources. Default: slurm-VERSION.tar.bz2 or slurm-wlm_VERSION.orig.tar.gz in this folder.",
+        ),
+    ] = None,
+) -> Answer:
+    """Build a Slurm from its source tarball, or find it in the cache. Nothing is downloaded or started."""
+    prefix = slurm_build.build(version, source, lambda text: screen.say(text, err=True))
+    return Answer(
+        lambda: form(slurm=version, prefix=str(prefix)),
+        lambda: [f"Slurm {version}: {prefix}", f"  holdfast lab slurm up --prefix {prefix}"],
+    )
 
 
 def add(

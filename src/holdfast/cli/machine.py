@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.lab.packages import advice, missing_packages
+from holdfast.lab.packages import advice, missing_packages, search_path
 from holdfast.os.files import text_of
 from holdfast.os.programs import Command, run_blocking
 
@@ -159,16 +159,26 @@ def slurm() -> Found:
     version = tool(["sinfo", "--version"])
     if version:
         return State.OK, version
-    # Without slurm.conf the commands do not even say their version.
-    found = "sinfo is not on the PATH" if version is None else "its commands are here, but no cluster is configured"
-    return State.ABSENT, found
+    if version is None:
+        return State.ABSENT, "sinfo is not on the PATH"
+    return State.ABSENT, f"{slurm_version() or 'its commands are here'}, but no cluster is configured"
+
+
+def slurm_version() -> str:
+    """Of the installed daemons: without slurm.conf Slurm's commands do not say theirs. Empty where there are none."""
+    daemons = (
+        shutil.which(name, path=search_path(os.environ.get("PATH", os.defpath))) for name in ("slurmctld", "slurmd")
+    )
+    found = next(filter(None, daemons), None)
+    return (tool([found, "-V"]) or "") if found is not None else ""
 
 
 def slurm_lab() -> Found:
     """The programs of `holdfast lab slurm`."""
     programs, wanted = missing_packages(os.environ.get("PATH", os.defpath), dbd=True)
     if not programs:
-        return State.OK, "with a network per node" if os.geteuid() == 0 else "plain: --netns needs root"
+        kind = "with a network per node" if os.geteuid() == 0 else "plain: --netns needs root"
+        return State.OK, f"{slurm_version()}, {kind}"
     return State.MISSING, f"no {', '.join(programs)}", advice(wanted)
 
 

@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -20,9 +21,8 @@ from msgspec import Struct
 from holdfast.errors import LinkError, UsageError
 from holdfast.lab import packages
 from holdfast.lab.settings import cache_folder
-from holdfast.lab.waiting import ends
+from holdfast.lab.waiting import ends, run_step
 from holdfast.os.files import locked
-from holdfast.os.programs import Command, run_blocking
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 SOURCES = ("kubernetes", "golang-github-modern-go-reflect2")
@@ -40,8 +40,8 @@ TOOLS = {
 RUNS = ("etcd", "etcdctl", "openssl")
 """Of these, what a built lab goes on to need."""
 DONE = "complete"
-BUILD_LIMIT_S = 3600.0
 Say = Callable[[str], None]
+_run = partial(run_step, "no Kubernetes lab")
 
 
 class KubeBinaries(Struct, frozen=True):
@@ -217,18 +217,3 @@ def _swap_reflect2(newer: Path, source: Path) -> None:
     for new in [*newer.glob("*.go"), *newer.glob("*.s")]:
         if not new.name.endswith("_test.go"):
             shutil.copy(new, vendored)
-
-
-def _run(
-    argv: Sequence[str],
-    log: Path,
-    *,
-    env: dict[str, str] | None = None,
-    cwd: Path | None = None,
-    may_fail: bool = False,
-) -> None:
-    ran = run_blocking(Command(argv=tuple(argv), env=env, cwd=cwd, log=log), BUILD_LIMIT_S)
-    if ran.hung:
-        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` did not end in {BUILD_LIMIT_S:g} s{ends(log)}")
-    if ran.code != 0 and not may_fail:
-        raise LinkError(f"no Kubernetes lab: `{' '.join(argv[:3])}` failed with {ran.code or ran.err}{ends(log)}")

@@ -25,9 +25,9 @@ NETNS_PROGRAMS = {"ip": "iproute2"}
 INSTALL = "apt-get install -y --no-install-recommends"
 
 
-def search_path(path: str) -> str:
-    """PATH with the folders that daemons live in; users' own often leaves them out."""
-    parts = path.split(os.pathsep)
+def search_path(path: str, prefix: str = "") -> str:
+    """PATH with the folders that daemons live in, which users' own often leaves out; `prefix`, a Slurm's, is first."""
+    parts = [*((f"{prefix}/bin", f"{prefix}/sbin") if prefix else ()), *path.split(os.pathsep)]
     return os.pathsep.join([*parts, *(folder for folder in ("/usr/sbin", "/sbin") if folder not in parts)])
 
 

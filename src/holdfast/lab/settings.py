@@ -47,6 +47,8 @@ class LabSettings(Struct, frozen=True, kw_only=True):
     """Accounting: slurmdbd and a MariaDB of its own."""
     rest: bool = False
     """slurmrestd on a Unix socket."""
+    prefix: str = ""
+    """Where the Slurm to run is installed (`bin` and `sbin` below); empty: the one on the PATH."""
     defaults: bool = False
     """Keep Slurm's own credential time, SlurmdTimeout, KillWait, scheduling intervals."""
     gpus: int = 8
@@ -142,6 +144,8 @@ def check_settings(settings: LabSettings, folder: Path) -> None:
     """Raise UsageError for what cannot work."""
     if not 1 <= settings.nodes <= NODES_MAX:
         raise UsageError(f"{settings.nodes} nodes: a lab has 1 to {NODES_MAX}")
+    if settings.prefix and not Path(settings.prefix, "sbin", "slurmctld").exists():
+        raise UsageError(f"--prefix {settings.prefix}: there is no sbin/slurmctld below it")
     if not 0 <= settings.gpus <= 64:
         raise UsageError(f"--gpus {settings.gpus}: a node has 0 to 64")
     if not settings.netns and settings.nodes > 1000:

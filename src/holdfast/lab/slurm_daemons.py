@@ -7,6 +7,8 @@ the end of the daemon's log.
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from holdfast.lab import database, packages
 from holdfast.lab.settings import LabFacts
 from holdfast.lab.waiting import ends, wait_gone, wait_until
 from holdfast.lab.wire import ask
+from holdfast.os.confined import NOBODY
 from holdfast.os.programs import Command, run_blocking
 from holdfast.os.tls import PLAIN_HTTP
 
@@ -85,14 +88,32 @@ class SlurmDaemons:
             return  # the socket of one that listens must stay
         sock, out = self._folder / "run" / "slurmrestd.sock", self._folder / "log" / "slurmrestd.out"
         sock.unlink(missing_ok=True)
-        argv = ["slurmrestd", "-f", str(self._facts.conf)]
+        program, security, plugins = self.rest_command()
+        argv = [*program, "-f", str(self._facts.conf), "-a", "rest_auth/local"]
         if not self._facts.settings.dbd:
-            # Its database plugin ends it at once where there is no slurmdbd: name the others alone.
-            argv += ["-s", "openapi/v0.0.38"]
-        argv += ["-a", "rest_auth/local", f"unix:{sock}"]
-        # Version 22.05 refuses to run as root or SlurmUser unless it is told otherwise; a lab has no other user.
-        self._spawn("slurmrestd", argv, out, SLURMRESTD_SECURITY="disable_user_check")
+            # A database plugin ends slurmrestd at once where there is no slurmdbd: name the others alone.
+            argv += ["-s", ",".join(plugins)]
+        self._spawn("slurmrestd", [*argv, f"unix:{sock}"], out, **security)
         wait_until(sock.exists, "slurmrestd does not listen", limit_s=10.0, logs=(out,))
+
+    def rest_command(self) -> tuple[list[str], dict[str, str], list[str]]:
+        """How the installed version runs here: its command, that one's environment, its plugins without a database."""
+        ways = [(["slurmrestd"], {"SLURMRESTD_SECURITY": "disable_user_check"})]
+        if self._facts.root:
+            # 25.11 does not know that word and runs neither as root nor as SlurmUser.
+            nobody = pwd.getpwnam(NOBODY)
+            as_nobody = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
+            ways.append(([*as_nobody, "slurmrestd"], {}))
+        said = ""
+        for program, security in ways:
+            ran = run_blocking(Command(argv=(*program, "-s", "list"), env=self.env(**security)), COMMAND_S)
+            said = ran.err or ran.out
+            plugins = [name for name in re.findall(r"openapi/\S+", f"{ran.out}{ran.err}") if "db" not in name]
+            if plugins:
+                if not security:
+                    (self._folder / "run").chmod(0o1777)  # its socket is made there
+                return program, security, plugins
+        raise LinkError(f"slurmrestd cannot be run: {said.strip()}")
 
     def stop(self, name: str, *, sig: int = signal.SIGTERM) -> None:
         """End one and wait until it is gone; with SIGKILL as a crash would."""
@@ -120,7 +141,7 @@ class SlurmDaemons:
         return [slurmd, {"id": "agent", "argv": argv, "env": env, "again_s": 0.5, "out": "{folder}/agent.log"}]
 
     def _with_slurm(self, kept: dict[str, str]) -> dict[str, str]:
-        path = packages.search_path(kept.get("PATH", os.defpath))
+        path = packages.search_path(kept.get("PATH", os.defpath), self._facts.settings.prefix)
         # The lab's network is on this machine, so its launchers and agents may send tokens over plain HTTP.
         return {**kept, "PATH": path, "SLURM_CONF": str(self._facts.conf), PLAIN_HTTP: "1"}
 

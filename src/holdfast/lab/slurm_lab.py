@@ -373,9 +373,8 @@ def _fields(line: str) -> dict[str, str]:
 
 
 def _check_packages(settings: LabSettings) -> None:
-    programs, wanted = packages.missing_packages(
-        os.environ.get("PATH", os.defpath), dbd=settings.dbd, rest=settings.rest, netns=settings.netns
-    )
+    path = packages.search_path(os.environ.get("PATH", os.defpath), settings.prefix)
+    programs, wanted = packages.missing_packages(path, dbd=settings.dbd, rest=settings.rest, netns=settings.netns)
     if programs:
         raise UsageError(f"this lab needs {', '.join(programs)}; {packages.advice(wanted)}")
 

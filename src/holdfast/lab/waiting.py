@@ -1,4 +1,4 @@
-"""Starting a lab's keeper and waiting for daemons, with deadlines; what the logs said is told when one passes.
+"""Starting a lab's keeper, waiting for daemons and for steps of a build, with deadlines; what the logs said is told.
 
 Called by both labs and their daemons. The machine's clock is read here and nowhere else in the room but in processes
 that the keeper owns.
@@ -15,10 +15,12 @@ from pathlib import Path
 
 from holdfast.errors import LinkError
 from holdfast.os.daemons import start_daemon
+from holdfast.os.programs import Command, run_blocking
 
 POLL_S = 0.03
 TAIL_LINES = 8
 TAIL_BYTES = 16_000
+BUILD_LIMIT_S = 3600.0
 
 
 def start_keeper(
@@ -67,6 +69,27 @@ def wait_gone(pid: int, what: str, *, limit_s: float) -> None:
             raise LinkError(f"{what} (pid {pid}) did not end within {limit_s:g} s")
     finally:
         os.close(watched)
+
+
+def run_step(
+    what: str,
+    argv: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    may_fail: bool = False,
+) -> None:
+    """Run one step of a build, whose output goes to `log`.
+
+    Raises:
+        LinkError: it failed or took more than an hour; `what` is missing by that, and the end of the log is told.
+    """
+    ran = run_blocking(Command(argv=tuple(argv), env=env, cwd=cwd, log=log), BUILD_LIMIT_S)
+    if ran.hung:
+        raise LinkError(f"{what}: `{' '.join(argv[:3])}` did not end in {BUILD_LIMIT_S:g} s{ends(log)}")
+    if ran.code != 0 and not may_fail:
+        raise LinkError(f"{what}: `{' '.join(argv[:3])}` failed with {ran.code or ran.err}{ends(log)}")
 
 
 def ends(*logs: Path) -> str:

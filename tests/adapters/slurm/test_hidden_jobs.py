@@ -47,7 +47,8 @@ def rest(lab: SlurmLab) -> Iterator[str]:
     place.mkdir()
     shutil.chown(place, OTHER)
     sock = place / "rest.sock"
-    argv = ["slurmrestd", "-f", str(lab.facts.conf), "-s", "openapi/v0.0.38", "-a", "rest_auth/local", f"unix:{sock}"]
+    plugins = ",".join(lab.daemons.rest_command()[2])
+    argv = ["slurmrestd", "-f", str(lab.facts.conf), "-s", plugins, "-a", "rest_auth/local", f"unix:{sock}"]
     with (lab.folder / "log" / "other-rest.out").open("wb") as out:
         process = subprocess.Popen(as_other(*argv), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=lab.env())
     try:
