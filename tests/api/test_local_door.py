@@ -17,10 +17,12 @@ from tests.api.engine_house import EngineHouse, engine_served, job_view, run, un
 from tests.api.test_api import TOKENS
 
 from attack_fixture import only_root
+from holdfast.agent.controller_link import ControllerLink
 from holdfast.api import Role
 from holdfast.api import local_door as api_door
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError
+from holdfast.launch.uplink import ControllerLine, controller_line
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.wire import Beat
@@ -193,5 +195,38 @@ def test_limits_count_a_user_over_all_connections(tmp_path: Path) -> None:
                     await me.jobs()
             clients = house.server.app.state.limits._people._levels
             assert [client.rpartition(" ")[2] for client in clients] == [f"uid:{os.geteuid()}"]
+
+    run(work)
+
+
+def test_launchers_and_agents_of_this_machine_use_the_socket_beside_the_address(tmp_path: Path) -> None:
+    """Where a `controller.json` is named and neither a token nor munge; the next controller is reached as the first."""
+    file = tmp_path / "controller.json"
+    file.write_text('{"url": "http://127.0.0.1:1"}')
+    (tmp_path / "agent-token").write_text("hft_x")
+    env = {"HOLDFAST_CONTROLLER_FILE": str(file)}
+    local, port = f"unix:{tmp_path / NAME}", "http://127.0.0.1:1"
+
+    async def goes(line: ControllerLine | ControllerLink | None) -> str:
+        assert line is not None
+        client = await (line.client() if isinstance(line, ControllerLine) else line())
+        await line.close()
+        return client.url
+
+    async def work() -> None:
+        line = controller_line(env)
+        assert line is not None
+        assert await goes(controller_line(env)) == await goes(ControllerLink(file=file)) == port
+        for number in "12":
+            async with engine_served(tmp_path, socket=tmp_path / NAME):
+                client = await line.client()
+                assert [job.key.id for job in await client.jobs()] == ["7"], number
+                assert await line.client() is client
+                assert await goes(controller_line({"HOLDFAST_CONTROLLER": local})) == local
+                assert await goes(ControllerLink(file=file, node_dir=tmp_path / "node")) == local
+                for more in ({"HOLDFAST_MUNGE": "1"}, {"HOLDFAST_TOKEN_FILE": str(tmp_path / "agent-token")}):
+                    assert await goes(controller_line(env | more)) == port
+                assert await goes(ControllerLink(file=file, token_file=tmp_path / "agent-token")) == port
+        await line.close()
 
     run(work)

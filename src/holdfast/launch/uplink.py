@@ -67,6 +67,8 @@ class ControllerLine:
             ConfigError: a certificate cannot be read.
             RefusedError: the token would cross a network unencrypted.
         """
+        if self._client is not None and self._client.url.startswith(SCHEME):
+            return self._client  # every controller of this folder has the same socket
         url = self._url or self._read_url()
         from holdfast.client import AsyncClient  # noqa: PLC0415 - HTTP is not loaded where there is no controller
 

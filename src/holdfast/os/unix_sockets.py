@@ -72,6 +72,7 @@ def listener(path: Path) -> int:
     """
     try:
         with socket_address(path) as address, socket.socket(socket.AF_UNIX) as tried:
+            tried.setblocking(False)  # whoever does not accept keeps nobody waiting
             tried.connect(address)
             check_peer(tried, path)
             return uid_of(tried)
