@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from conftest import Holdfast
-from holdfast.errors import ConfigError, RefusedError
+from holdfast.errors import ConfigError, LinkError, RefusedError
 from holdfast.os.tls import TlsFiles, Trust
+from holdfast.os.unix_sockets import NAME, socket_address
+from holdfast.wiring import settings as wiring_settings
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings import find_controller, load_settings, tls_files
 from holdfast.wiring.settings_places import places
@@ -376,6 +379,28 @@ def test_munge_is_for_the_files_own_address(tmp_path: Path, monkeypatch: pytest.
     assert find_controller(url="https://other:1").trust == Trust(munge="")
     folder = a_cluster(tmp_path / "c", "https://127.0.0.1:1")
     assert find_controller(cluster_dir=folder).trust == Trust()
+
+
+def test_a_local_socket_needs_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--dir` goes by the folder's socket while it answers, else with the token; what names nothing, to this machine's."""
+    folder = a_cluster(tmp_path / "c")
+    path = folder / "controller" / NAME
+    monkeypatch.setattr(wiring_settings, "SITE_SOCKET", path)
+    local = f"unix:{path}"
+    assert find_controller(url=local).url == local
+    with pytest.raises(LinkError, match="no controller is named"):
+        find_controller()
+    with socket.socket(socket.AF_UNIX) as server, socket_address(path) as address:
+        server.bind(address)
+        server.listen()
+        assert (find_controller().url, find_controller().said_by) == (local, "this machine's controller")
+        found = find_controller(cluster_dir=folder)
+        assert (found.url, found.token) == (local, "")
+        path.parent.chmod(0o777)
+        with pytest.raises(RefusedError, match="could be exchanged by others"):
+            find_controller(cluster_dir=folder)
+        path.parent.chmod(0o755)
+    assert find_controller(cluster_dir=folder).token == "hft_x"
 
 
 def test_a_folder_brings_its_own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

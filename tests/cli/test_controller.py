@@ -262,7 +262,7 @@ def test_addresses_and_clusters_are_understood():
 
 
 def test_a_controller_serves_with_what_token_ca_makes(tmp_path: Path):
-    """Certificates by one command, mTLS by three lines; `--dir` trusts the folder's authority; renewed without a restart."""
+    """Certificates by one command, mTLS by three lines; `--dir` needs none, by the socket; renewed without a restart."""
     folder, site = tmp_path / "c", tmp_path / "holdfast.toml"
     place = folder / "controller"
     make = [HOLDFAST, "token", "ca", "--dir", str(folder), "controller.example"]
@@ -275,11 +275,15 @@ def test_a_controller_serves_with_what_token_ca_makes(tmp_path: Path):
     site.write_text("[tls]\n" + "".join(f"{name} = {json.dumps(path)}\n" for name, path in files.items()))
     with started(folder, "--config", str(site)) as process:
         url = facts_of(folder, process)["url"]
-        env = os.environ | {"HOLDFAST_CERT_FILE": str(place / "agents" / "n1.pem")}
-        ask = [HOLDFAST, "nodes", "--dir", str(folder), "--json"]
+        named = {"TOKEN_FILE": "token", "CA_FILE": "ca.pem", "CERT_FILE": "agents/n1.pem"}
+        env = os.environ | {f"HOLDFAST_{name}": str(place / file) for name, file in named.items()}
+        ask = [HOLDFAST, "nodes", "--url", str(url), "--json"]
         assert subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S, env=env).returncode == 0
-        without = subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S)
+        del env["HOLDFAST_CERT_FILE"]
+        without = subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S, env=env)
         assert without.returncode == 69
+        local = [HOLDFAST, "nodes", "--dir", str(folder), "--json"]
+        assert subprocess.run(local, capture_output=True, text=True, timeout=LIMIT_S).returncode == 0
         assert "Traceback" not in without.stderr
         assert subprocess.run(make, capture_output=True, timeout=LIMIT_S).returncode == 0
         deadline = time.monotonic() + LIMIT_S

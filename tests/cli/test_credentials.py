@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.credentials import credentials
 from holdfast.cli.machine import State
+from holdfast.os.unix_sockets import NAME, socket_address
 from munge_fixture import munged
 
 
@@ -18,7 +21,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "agent.toml").write_text("")
     monkeypatch.setenv("HOLDFAST_CONFIG", str(tmp_path / "holdfast.toml"))
     monkeypatch.setenv("HOLDFAST_AGENT_CONFIG", str(tmp_path / "agent.toml"))
-    for name in ("HOLDFAST_MUNGE", "HOLDFAST_CLUSTER", "SLURM_CLUSTER_NAME", "SLURM_CONF"):
+    for name in ("HOLDFAST_CONTROLLER", "HOLDFAST_MUNGE", "HOLDFAST_CLUSTER", "SLURM_CLUSTER_NAME", "SLURM_CONF"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -26,6 +29,22 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_is_said_of_what_is_not_named() -> None:
     """No munge, no destination, and nobody, who needs no entry."""
     assert credentials() == []
+
+
+def test_a_local_socket_answers_is_missing_or_refused(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by the environment or by holdfast.toml: who listens, that nobody does, and why it is refused."""
+    path = site / NAME
+    monkeypatch.setenv("HOLDFAST_CONTROLLER", f"unix:{path}")
+    assert [(fact.name, fact.state) for fact in credentials()] == [("local socket", State.MISSING)]
+    with socket.socket(socket.AF_UNIX) as server, socket_address(path) as address:
+        server.bind(address)
+        server.listen()
+        assert [fact.found for fact in credentials()] == [f"{path}, of uid {os.geteuid()}"]
+        monkeypatch.delenv("HOLDFAST_CONTROLLER")
+        (site / "holdfast.toml").write_text(f'controller = "unix:{path}"\n')
+        site.chmod(0o777)
+        (found,) = credentials()
+        assert (found.state, f"chmod go-w {site}" in found.found) == (State.BROKEN, True)
 
 
 def test_a_munged_that_does_not_answer_is_broken(site: Path) -> None:

@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.agent", description="The agent of an embedded node.")
     parser.add_argument("--node-dir", type=Path, required=True)
     parser.add_argument("--controller-file", type=Path, required=True)
+    parser.add_argument("--token-file", type=Path, help="default: none, by the controller's socket")
     parser.add_argument("--beat-s", type=float, default=10.0)
     parser.add_argument("--emulated-devices", action="store_true", help="give the node emulated GPUs")
     parser.add_argument("--poll-s", type=float)

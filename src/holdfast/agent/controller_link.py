@@ -15,11 +15,13 @@ import msgspec
 
 from holdfast.adapters.local.link import NodeLink
 from holdfast.client import AsyncClient
+from holdfast.client.http import Transport
 from holdfast.errors import ConfigError, LinkError
 from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import DEFAULT_TRUST, Stamp, Trust
 from holdfast.os.tokens import token_in
+from holdfast.os.unix_sockets import NAME, address_of
 
 LOOK_S = 0.1
 """Between two looks while no controller is known."""
@@ -27,11 +29,11 @@ CALL_S = 5.0
 """Longest wait for one answer: a controller that hangs must not keep the agent from the next one."""
 
 
-class CutTransport(httpx.AsyncHTTPTransport):
+class CutTransport(Transport):
     """The network of an embedded node, as far as the agent's requests go."""
 
-    def __init__(self, node: NodeLink, trust: Trust) -> None:
-        super().__init__(verify=trust.context())
+    def __init__(self, url: str, trust: Trust, node: NodeLink) -> None:
+        super().__init__(url, trust)
         self._node = node
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -54,7 +56,8 @@ class ControllerLink:
     Args:
         url: its address; empty when `file` names where it stands.
         file: a `controller.json` that may come, change and go; its folder need not exist yet.
-        token_file: read at every new connection, because a new controller may have written a new token.
+        token_file: read at every new connection, because a new controller may have written a new token; None: the
+            socket beside `file` where it answers, else `agent-token` there.
         trust: certificates; read again when they change.
         node_dir: the embedded node's folder, whose cut holds everything back; None on a real node.
     """
@@ -101,13 +104,19 @@ class ControllerLink:
 
     def _made(self, url: str) -> AsyncClient:
         """A new client. Raises LinkError while the certificates cannot be read: they may be in the making."""
+        token_file = self._token_file
+        if token_file is None and self._file is not None and self._trust.munge is None:
+            local = address_of(self._file.absolute().with_name(NAME))
+            url, token_file = local or url, None if local else self._file.with_name("agent-token")
         try:
             return AsyncClient(
                 url,
-                _token(self._token_file),
+                _token(token_file),
                 timeout_s=CALL_S,
-                trust=self._trust.beside(self._token_file, self._file),
-                transport=CutTransport(NodeLink(self._node_dir), self._trust) if self._node_dir is not None else None,
+                trust=self._trust,
+                transport=CutTransport(url, self._trust, NodeLink(self._node_dir))
+                if self._node_dir is not None
+                else None,
             )
         except ConfigError as error:
             raise LinkError(str(error)) from error

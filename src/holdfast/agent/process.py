@@ -84,10 +84,6 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         raise UsageError("say where the controller is: --controller URL, or --controller-file FILE")
     if options.beat_s <= 0:
         raise UsageError(f"--beat-s {options.beat_s:g} must be above zero")
-    token_file = options.token_file
-    if token_file is None and options.controller_file is not None:
-        token_file = options.controller_file.with_name("agent-token")
-
     if options.node_dir is not None:
         identity, gpus = read_embedded(options.node_dir)
     else:
@@ -126,7 +122,7 @@ def build_agent(options: AgentOptions) -> NodeAgent:
         controller=ControllerLink(
             options.controller.rstrip("/"),
             options.controller_file,
-            token_file=token_file,
+            token_file=options.token_file,
             trust=options.trust,
             node_dir=options.node_dir,
         ),

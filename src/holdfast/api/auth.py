@@ -15,7 +15,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,6 +92,8 @@ class Identity(Struct, frozen=True):
         return role in _MAY[self.role]
 
 
+Local = Callable[[ASGIConnection[Any, Any, Any, Any]], Awaitable[Identity | None]]
+"""Knows who asks by the controller's Unix socket; None: by another way. See `local_door.local_identity`."""
 LOCAL = Identity("local", Role.OPERATOR)
 """Everyone, on a server without tokens, which listens on loopback only."""
 
@@ -359,7 +361,8 @@ def needs(role: Role) -> Guard:
 
     # A plain function would be run in a thread for each request.
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        identity = who(connection) or await _reviewed(connection)
+        local: Local = connection.app.state.local
+        identity = await local(connection) or who(connection) or await _reviewed(connection)
         if identity is None:
             connection.app.state.limits.count_refusal(connection)
             raise NotAuthorizedException("a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"})

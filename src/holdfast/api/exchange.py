@@ -4,7 +4,7 @@ The user of the credential decides. Root asks for the agent of a node and gets i
 node, by the address that the scheduler has of it. Everybody may ask for the launcher of their own jobs, and all but
 root for themselves: an owner who sees the own jobs alone. A token carries its identity and is signed with a key of the
 controller's folder, so that none is kept in memory and a restart needs no new ones. `routes_token.py` calls `take`, the
-guard of `auth.py` calls `holder`. Times are Unix seconds.
+guard of `auth.py` calls `holder`, `local_door.py` `identity_of`. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -109,13 +109,9 @@ class Exchange:
             await self._check_node(proof, name)
             return Identity(f"agent of {name}", Role.AGENT, only=source, id=source)
         user = await asyncio.to_thread(user_of, proof.uid)
-        if kind == "launcher":
-            await check_job(controller, user, name.partition("#")[0])
-            return Identity(f"launcher of {name}", Role.AGENT, only=source, id=source)
-        if source or proof.uid == 0:
-            as_what = f"{source[:64]!r}" if source else "a person"
-            raise RefusedError(f"user {user!r} gets no token as {as_what} by munge: name one by HOLDFAST_TOKEN_FILE")
-        return Identity(user, Role.OWNER, id=f"user:{user}", sees=(f"user:{user}",))
+        if not source and proof.uid == 0:
+            raise RefusedError("root gets no token as a person by munge: name one by HOLDFAST_TOKEN_FILE")
+        return await identity_of(controller, user, source)
 
     async def _check_node(self, proof: Credential, node: str) -> None:
         """Return when the credential is root's on this node.
@@ -189,6 +185,22 @@ def is_root(uid: int) -> bool:
 def is_at(address: str, addresses: set[str]) -> bool:
     """Was it made at one of the node's addresses?"""
     return address in addresses
+
+
+async def identity_of(controller: Controller, user: str, source: str) -> Identity:
+    """What a user who has proved to be this one is: the launcher of a job of theirs, or an owner of their jobs.
+
+    Raises:
+        RefusedError: the source is another kind of reporter, or of another user's job.
+        LinkError: see `check_job`.
+    """
+    kind, _, name = source.partition(":")
+    if kind == "launcher":
+        await check_job(controller, user, name.partition("#")[0])
+        return Identity(f"launcher of {name}", Role.AGENT, only=source, id=source)
+    if source:
+        raise RefusedError(f"user {user!r} is not let in as {source[:64]!r}: name a token by HOLDFAST_TOKEN_FILE")
+    return Identity(user, Role.OWNER, id=f"user:{user}", sees=(f"user:{user}",))
 
 
 async def check_job(controller: Controller, user: str, job_id: str) -> None:

@@ -122,19 +122,7 @@ class Listener:
                 "ssl_ca": ca,
                 "ssl_client_verify": ca is not None,
             }
-        server = Server(
-            self._app,
-            address=self._host,
-            port=self._port,
-            interface=Interfaces.ASGI,
-            backlog=BACKLOG,
-            backpressure=CONNECTIONS_MAX,
-            http=HTTPModes.http1,
-            websockets=False,
-            log_enabled=False,
-            http1_settings=HTTP1Settings(header_read_timeout=HEADER_WAIT_MS),
-            **tls,
-        )
+        server = make_server(self._app, address=self._host, port=self._port, **tls)
         wanted = await asyncio.to_thread(self._listening) + 1
         task: asyncio.Task[None] = asyncio.create_task(server.serve(), name="api")
         try:
@@ -159,6 +147,21 @@ class Listener:
         """Sockets of this process that listen on the port."""
         mine = psutil.Process().net_connections("tcp")
         return sum(one.status == psutil.CONN_LISTEN and one.laddr.port == self._port for one in mine)
+
+
+def make_server(app: Any, **where: Any) -> Server:
+    """A server of the application, which listens once it runs; `where` is as Granian takes it."""
+    return Server(
+        app,
+        interface=Interfaces.ASGI,
+        backlog=BACKLOG,
+        backpressure=CONNECTIONS_MAX,
+        http=HTTPModes.http1,
+        websockets=False,
+        log_enabled=False,
+        http1_settings=HTTP1Settings(header_read_timeout=HEADER_WAIT_MS),
+        **where,
+    )
 
 
 def _reserve(host: str, port: int) -> socket.socket:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import structlog
 from litestar import Litestar, Request, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, PermissionDeniedException
@@ -26,13 +28,16 @@ from holdfast.api.body_wait import within_time
 from holdfast.api.exchange import Exchange
 from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.listener import Listener
+from holdfast.api.local_door import LocalDoor, local_identity
 from holdfast.api.metrics import Tally
 from holdfast.api.problems import on_bug, on_deep, on_http, on_ours
 from holdfast.api.whole import WholeState
 from holdfast.controller import Controller
 from holdfast.controller.fleet import Fleet
-from holdfast.errors import HoldfastError, RefusedError
+from holdfast.errors import HoldfastError, LinkError, RefusedError
 from holdfast.os.tls import TlsFiles, is_loopback
+
+_log = structlog.get_logger("holdfast.api")
 
 BODY_MAX = 8 * 1024 * 1024
 """Bytes of one request. A batch of 1000 findings with their log lines stays below 2 MiB."""
@@ -57,6 +62,7 @@ class ApiServer:
         open_metrics: `/metrics` names jobs without a token, too.
         fleet: the cockpit's, or one of its own; it follows the controller while the API is served.
         tls: the certificate that it is served with; None: plain HTTP.
+        socket: the Unix socket at which users of this machine are let in without a token; None: none.
 
     Raises:
         RefusedError: an address beyond loopback without tokens.
@@ -80,6 +86,7 @@ class ApiServer:
         open_metrics: bool = False,
         fleet: Fleet | None = None,
         tls: TlsFiles | None = None,
+        socket: Path | None = None,
     ) -> None:
         if not tokens and not is_loopback(host):
             raise RefusedError(
@@ -94,6 +101,7 @@ class ApiServer:
             "sessions": sessions,
             "reviewer": reviewer,
             "exchange": exchange,
+            "local": local_identity,
             "limits": LimitGate(limits),
             "open_metrics": open_metrics,
             "fleet": self._fleet,
@@ -117,7 +125,9 @@ class ApiServer:
             openapi_config=None,
         )
         """The application that is served."""
-        self._listener = Listener(within_time(self.app, body_wait.BODY_WAIT_S), host, port, tls)
+        served = within_time(self.app, body_wait.BODY_WAIT_S)
+        self._listener = Listener(served, host, port, tls)
+        self._door = LocalDoor(served, socket) if socket is not None else None
 
     @property
     def url(self) -> str:
@@ -132,6 +142,7 @@ class ApiServer:
             await self._fleet.follow(self._controller)
             self._tally.known(line.id for line in self._fleet.incidents.values() if line.is_open)
             await self._listener.open()
+            await self._open_door()
             undo.pop_all()
         return self
 
@@ -140,7 +151,17 @@ class ApiServer:
     ) -> None:
         await self._stop()
 
+    async def _open_door(self) -> None:
+        if self._door is None:
+            return
+        try:
+            await self._door.open()
+        except (LinkError, RefusedError) as error:  # the port serves all the same
+            _log.warning("no socket for users of this machine", why=str(error))
+
     async def _stop(self) -> None:
+        if self._door is not None:
+            await self._door.close()
         await self._listener.close()
         self._fleet.leave()
         if self._tally.take in self._controller.listeners:

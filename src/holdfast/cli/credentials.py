@@ -8,10 +8,11 @@ from pathlib import Path
 
 from holdfast.adapters.probes.config import load_config
 from holdfast.cli.machine import Fact, State
-from holdfast.errors import ConfigError, LinkError
+from holdfast.errors import ConfigError, LinkError, RefusedError
 from holdfast.os import munge
 from holdfast.os.confined import NOBODY, user_ids
 from holdfast.os.tls import Trust, trust_of
+from holdfast.os.unix_sockets import SITE_SOCKET, check_place, listener, socket_of
 from holdfast.wiring.notices import check_destinations
 from holdfast.wiring.settings import Settings, load_settings
 
@@ -24,7 +25,25 @@ def credentials() -> list[Fact]:
         trust = trust_of(os.environ, Trust(munge=slurm.munge_socket if slurm.munge else None))
     except ConfigError:
         return []  # every command that needs the file says what is wrong with it
-    return [*_munge(trust.munge), *_notices(settings), *_parser_user()]
+    return [*_socket(settings), *_munge(trust.munge), *_notices(settings), *_parser_user()]
+
+
+def _socket(settings: Settings) -> list[Fact]:
+    """Does the controller of this machine answer at its socket, where one is named or systemd has made its folder?"""
+    named = socket_of(os.environ.get("HOLDFAST_CONTROLLER", "") or settings.config.controller)
+    path = named or SITE_SOCKET
+    if named is None and not path.parent.exists():
+        return []
+    name, serves = "local socket", "users of this machine without tokens"
+    try:
+        check_place(path)
+        uid = listener(path)
+    except LinkError as error:
+        advice = "start the controller of this machine, or name another address"
+        return [Fact(name, State.MISSING, str(error), serves, advice)]
+    except RefusedError as error:
+        return [Fact(name, State.BROKEN, str(error), serves, "docs/security.md, Local socket")]
+    return [Fact(name, State.OK, f"{path}, of uid {uid}", serves)]
 
 
 def _munge(socket: str | None) -> list[Fact]:

@@ -6,6 +6,7 @@ Used by the reporter, the agent, the launcher, drills, and by people. Time passe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import ssl
 import threading
@@ -32,8 +33,18 @@ from holdfast.model.answers import (
 from holdfast.model.cluster import JobKey
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
-from holdfast.model.wire import WIRE_VERSION, Beat, BeatAnswer, IngestAnswer, decode, decode_event, encode
+from holdfast.model.wire import (
+    SOURCE_HEADER,
+    WIRE_VERSION,
+    Beat,
+    BeatAnswer,
+    IngestAnswer,
+    decode,
+    decode_event,
+    encode,
+)
 from holdfast.os.tls import DEFAULT_TRUST, Trust
+from holdfast.os.unix_sockets import check_peer, socket_address, socket_of
 from holdfast.ports import Sample
 
 P = ParamSpec("P")
@@ -49,12 +60,32 @@ QUIET_S = 60.0
 """A stream says something at least every 15 s; one that is silent for longer is cut off."""
 
 
+class Transport(httpx.AsyncHTTPTransport):
+    """Connections to one controller, by its Unix socket where the address names one."""
+
+    def __init__(self, url: str, trust: Trust) -> None:
+        self._kept = contextlib.ExitStack()
+        path = socket_of(url)
+        # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
+        super().__init__(
+            verify=trust.context(),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_S),
+            uds=self._kept.enter_context(socket_address(path)) if path is not None else None,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await super().aclose()
+        self._kept.close()
+
+
 class AsyncClient:
     """One controller.
 
     Args:
-        url: such as `http://127.0.0.1:8470`.
-        token: bearer token; empty: none is sent.
+        url: such as `http://127.0.0.1:8470`, or `unix:/run/holdfast/controller.sock` on the controller's machine.
+        token: bearer token; empty: none is sent, and by a Unix socket this process's user is who asks.
         timeout_s: for one request, beyond any wait that the request itself asks for.
         trust: certificates, and whether a token may cross a network unencrypted.
         transport: another httpx transport, for tests.
@@ -83,17 +114,16 @@ class AsyncClient:
         self._timeout_s, self._trust = timeout_s, trust
         self._page = page
         self._explain = explain
-        # A controller is reached directly: a proxy of the environment would be asked for 127.0.0.1, too.
+        is_local = socket_of(url) is not None
+        login = MungeLogin(trust.munge, _error) if trust.munge is not None and not token and not is_local else None
         self._http = httpx.AsyncClient(
-            base_url=self.url,
+            base_url="http://localhost" if is_local else self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            auth=MungeLogin(trust.munge, _error) if trust.munge is not None and not token else None,
+            auth=login,
             timeout=timeout_s,
-            limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_S),
-            transport=transport,
+            transport=transport or Transport(url, trust),
             trust_env=False,
             event_hooks={"request": [_checking(trust, url, token)]},
-            verify=trust.context(),
             follow_redirects=False,  # a token goes to the address that it was given for, and to no other
         )
 
@@ -305,13 +335,22 @@ def _checking(trust: Trust, url: str, token: str) -> Callable[[httpx.Request], C
 
     A kept connection leads to the process that accepted it, so nobody else can come to it later.
     """
+    path = socket_of(url)
 
-    async def step(name: str, _facts: dict[str, Any]) -> None:
-        if name == "connection.connect_tcp.started":
+    async def step(name: str, facts: dict[str, Any]) -> None:
+        if name in {"connection.connect_tcp.started", "connection.connect_unix_socket.started"}:
             trust.check(url, token)
+        elif name == "connection.connect_unix_socket.complete" and path is not None:
+            try:
+                check_peer(facts["return_value"].get_extra_info("socket"), path)
+            except RefusedError:
+                await facts["return_value"].aclose()
+                raise
 
     async def watch(request: httpx.Request) -> None:
         request.extensions["trace"] = step
+        if path is not None and request.extensions.get(SOURCE):
+            request.headers[SOURCE_HEADER] = request.extensions[SOURCE]
 
     return watch
 

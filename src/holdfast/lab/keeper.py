@@ -39,12 +39,12 @@ from holdfast.adapters.local.node_init import (
     woken_by_signals,
 )
 from holdfast.adapters.local.processes import marked
-from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, LinkError, NotFoundError, RefusedError
 from holdfast.lab import machine, network
 from holdfast.lab.rack import Rack
 from holdfast.lab.settings import FACTS_NAME, LabFacts, read_facts
 from holdfast.lab.wire import SOCKET_NAME
+from holdfast.os.unix_sockets import socket_address
 
 MARK = "HOLDFAST_LAB_DIR"
 """Environment variable of everything that a keeper started, unless it drops its environment as slurmstepd does."""

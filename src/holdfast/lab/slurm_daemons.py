@@ -134,6 +134,8 @@ class SlurmDaemons:
             return [slurmd]
         argv = [sys.executable, "-m", "holdfast.agent", "--node-dir", "{folder}"]
         argv += ["--controller-file", f"{self._folder}/controller/controller.json"]
+        # By a token: a node that is cut off would still reach the controller's socket, which lies on this machine.
+        argv += ["--token-file", f"{self._folder}/controller/agent-token"]
         argv += ["--beat-s", f"{wanted.agent_beat_s:g}"]
         argv += ["--emulated-devices", "--poll-s", "1"] if wanted.devices else []
         argv += ["--config", wanted.agent_config] if wanted.agent_config else []

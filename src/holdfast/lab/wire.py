@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import LinkError, NotFoundError, RefusedError
+from holdfast.os.unix_sockets import socket_address
 
 SOCKET_NAME = "lab.sock"
 ERRORS = {"not_found": NotFoundError, "refused": RefusedError}

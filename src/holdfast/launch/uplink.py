@@ -22,6 +22,7 @@ from holdfast.model.wire import ADDRESS_SIZE_MAX, Beat
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import DEFAULT_TRUST, Trust, trust_of
 from holdfast.os.tokens import token_in
+from holdfast.os.unix_sockets import NAME, SCHEME, address_of
 
 if TYPE_CHECKING:
     from holdfast.client import AsyncClient
@@ -38,7 +39,7 @@ class ControllerLine:
     Args:
         url: fixed address; empty when `file` names where it stands.
         file: a `controller.json`.
-        token_file: bearer token, read anew with each connection; None: no token.
+        token_file: bearer token, read anew with each connection; None: no token, and the socket beside `file`.
         trust: certificates, read anew with each connection.
     """
 
@@ -66,17 +67,22 @@ class ControllerLine:
             ConfigError: a certificate cannot be read.
             RefusedError: the token would cross a network unencrypted.
         """
+        if self._client is not None and self._client.url.startswith(SCHEME):
+            return self._client  # every controller of this folder has the same socket
         url = self._url or self._read_url()
         from holdfast.client import AsyncClient  # noqa: PLC0415 - HTTP is not loaded where there is no controller
 
         if self._client is None or self._client.url != url.rstrip("/"):
             await self.close()
-            self._client = AsyncClient(url, self._token(), trust=self._trust.beside(self._token_file, self._file))
+            self._client = AsyncClient(url, self._token(), trust=self._trust)
         return self._client
 
     def _read_url(self) -> str:
         if self._file is None:
             raise LinkError("no controller is configured")
+        beside = self._file.absolute().with_name(NAME)
+        if self._token_file is None and self._trust.munge is None and (local := address_of(beside)):
+            return local
         try:
             return str(json.loads(read_bounded(self._file, ADDRESS_SIZE_MAX))["url"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -106,7 +112,7 @@ def controller_line(environ: Mapping[str, str]) -> ControllerLine | None:
     token = environ.get("HOLDFAST_TOKEN_FILE", "")
     token_file = Path(token) if token else None
     named = environ.get("HOLDFAST_CONTROLLER", "")
-    if named.startswith(("http://", "https://")):
+    if named.startswith(("http://", "https://", SCHEME)):
         return ControllerLine(url=named, token_file=token_file, trust=trust_of(environ))
     file = named or environ.get("HOLDFAST_CONTROLLER_FILE", "")
     return ControllerLine(file=Path(file), token_file=token_file, trust=trust_of(environ)) if file else None

@@ -45,6 +45,8 @@ class SamplePoint(Struct, frozen=True, array_like=True):
     value: float | None
 
 
+SOURCE_HEADER = "Holdfast-Source"
+"""On the controller's Unix socket: what the request reports as, for a user who is let in as that source."""
 ADDRESS_SIZE_MAX = 1 << 16
 """Bytes of a `controller.json`, at most."""
 

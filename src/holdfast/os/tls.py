@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, RefusedError
 from holdfast.os.files import read_bounded
 from holdfast.os.listeners import listener_uids
 from holdfast.os.tokens import check_token
+from holdfast.os.unix_sockets import USERS_FROM, check_place, socket_of
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
 MUNGE = "HOLDFAST_MUNGE"
@@ -33,8 +33,6 @@ _YES = frozenset({"1", "true", "t", "yes", "y", "on"})
 """What counts as yes in the environment, for every command alike."""
 _NO = frozenset({"", "0", "false", "f", "no", "n", "off"})
 _HTTP_PORT = 80
-_USERS_FROM = 1000
-"""UID_MIN of login.defs: numbers below are root's and those of services, as the controller's own account is."""
 DAY_S = 86_400.0
 TELL_DAYS = (7, 30)
 """So many days before its end a certificate is told of."""
@@ -58,13 +56,6 @@ class Trust(Struct, frozen=True):
     """The site allows tokens to cross its network unencrypted."""
     munge: str | None = None
     """Log in by munge where no token is named: munged's socket, or "" for munge's own; None: do not."""
-    owners: frozenset[int] = frozenset()
-    """Users who may listen for the token on this machine, beside root and this process's user."""
-
-    def beside(self, *files: Path | None) -> Trust:
-        """Trust the owners of a token file and a controller.json to listen: they know the token or name its address."""
-        found = {uid for path in files if path is not None and (uid := _owner(path)) not in {0, os.geteuid(), None}}
-        return msgspec.structs.replace(self, owners=self.owners | found) if found else self
 
     def check(self, url: str, token: str) -> None:
         """Raise RefusedError where others than the controller could have the token, and the site does not allow it.
@@ -72,22 +63,26 @@ class Trust(Struct, frozen=True):
         Over plain HTTP these are whoever reads the network, and on this machine another user who listens on the port.
         """
         check_token(token)
+        if (path := socket_of(url)) is not None:
+            check_place(path)
+            return
         where = urlsplit(url)
         if not (token or self.munge is not None) or where.scheme == "https" or self.plain_http:
             return
         host = where.hostname or ""
-        if not (is_loopback(host) or is_own(host)):
+        if not is_loopback(host):
             raise RefusedError(
                 f"no token is sent to {url} over plain HTTP, where others can read it: have the controller serve "
-                f"https ([tls] of its holdfast.toml), or allow it by {PLAIN_HTTP}=1 or `plain_http = true`"
+                f"https ([tls] of its holdfast.toml), allow it by {PLAIN_HTTP}=1 or `plain_http = true`, or name the "
+                "controller's socket (unix:PATH) where this is its machine"
             )
-        listeners = listener_uids(host, where.port or _HTTP_PORT) - {os.geteuid()} - self.owners
-        strangers = {uid for uid in listeners if uid >= _USERS_FROM}
+        listeners = listener_uids(host, where.port or _HTTP_PORT) - {os.geteuid()}
+        strangers = {uid for uid in listeners if uid >= USERS_FROM}
         if strangers:
             raise RefusedError(
                 f"no token is sent to {url}: another user (uid {min(strangers)}) listens there. If the controller runs "
-                f"as that user, have it serve https ([tls] of its holdfast.toml), or allow it by {PLAIN_HTTP}=1 or "
-                "`plain_http = true`"
+                f"as that user, name its socket (unix:PATH), have it serve https ([tls] of its holdfast.toml), or "
+                f"allow it by {PLAIN_HTTP}=1 or `plain_http = true`"
             )
 
     def context(self) -> ssl.SSLContext | bool:
@@ -155,7 +150,6 @@ def trust_of(environ: Mapping[str, str], otherwise: Trust = DEFAULT_TRUST) -> Tr
         Path(cert_file) if cert_file else otherwise.cert_file,
         otherwise.plain_http or environ.get(PLAIN_HTTP, "").strip().lower() in _YES,
         named_socket(environ[MUNGE]) if MUNGE in environ else otherwise.munge,
-        otherwise.owners,
     )
 
 
@@ -183,26 +177,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _owner(path: Path) -> int | None:
-    try:
-        return path.stat().st_uid
-    except OSError:
-        return None
-
-
 def _changed(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def is_own(host: str) -> bool:
-    """Is this an address of this machine, so that what is sent there crosses no network?"""
-    import psutil  # noqa: PLC0415 - only where plain HTTP leads elsewhere than to loopback
-
-    mine = {one.address.partition("%")[0] for found in psutil.net_if_addrs().values() for one in found}
-    return host.partition("%")[0] in mine
 
 
 def _none() -> str:

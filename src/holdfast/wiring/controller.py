@@ -45,6 +45,7 @@ from holdfast.model.events import PolicyLoaded
 from holdfast.os import munge
 from holdfast.os.files import locked, write_whole
 from holdfast.os.tls import checked
+from holdfast.os.unix_sockets import NAME
 from holdfast.ports import Notifier, Orchestrator
 from holdfast.wiring.certificate_watch import CertificateWatch
 from holdfast.wiring.engines import Engines
@@ -109,6 +110,11 @@ def make_reviewer(settings: KubernetesConfig) -> TokenReviews | None:
         return None
     connect = partial(KubeApi.connect, kubeconfig=settings.kubeconfig)
     return TokenReviews(connect, settings.agent_account, time.monotonic)
+
+
+def socket_path(folder: Path) -> Path:
+    """The socket for users of this machine: in systemd's RuntimeDirectory, which all may enter, else in the folder."""
+    return Path(os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0] or folder) / NAME
 
 
 def make_exchange(slurm: SlurmConfig, orchestrator: Orchestrator, folder: Path) -> Exchange | None:
@@ -232,6 +238,7 @@ async def serve(options: Options) -> None:
             reviewer=(reviewer := make_reviewer(config.kubernetes)),
             exchange=make_exchange(slurm, orchestrator, options.folder),
             tls=tls,
+            socket=socket_path(options.folder),
         )
         facts.fleet = cockpit.fleet
         async with outbox, certificate.running(), traced(the_controller, exporter, config.traces.cluster):

@@ -3,8 +3,9 @@
 `holdfast.toml` is the first that exists of `--config FILE`, `HOLDFAST_CONFIG`, `./holdfast.toml`,
 `~/.config/holdfast/holdfast.toml`, `/etc/holdfast/holdfast.toml`; files are not merged, and the one of the working
 folder counts under conditions (`settings_places`). The controller is the first that is named by `--dir` or `--url`,
-`HOLDFAST_CONTROLLER`, the file. An address gets no token that was meant for another (`_token_for`). Called by the
-command line; no time passes here.
+`HOLDFAST_CONTROLLER`, the file, else this machine's (`SITE_SOCKET`). An address gets no token that was meant for
+another (`_token_for`), and a folder's controller is reached without one by its socket, where that answers. Called by
+the command line; no time passes here.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import CA_NAME, TlsFiles, Trust, trust_of
 from holdfast.os.tokens import token_in
+from holdfast.os.unix_sockets import NAME, SCHEME, SITE_SOCKET, address_of
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
 
@@ -204,7 +206,7 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
     """The controller that this command is about.
 
     Raises:
-        UsageError: `--dir` and `--url` together, or an address of another kind than http and https.
+        UsageError: `--dir` and `--url` together, or an address of another kind than http, https and unix.
         LinkError: none is named anywhere, or none has ever run in the named folder.
         RefusedError: its token cannot be read.
         ConfigError: see `load_settings`.
@@ -224,6 +226,8 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
     folder = settings.path(settings.config.dir)
     if folder is not None:
         return _of_folder(folder, str(settings.file), settings)
+    if site := address_of(SITE_SOCKET):
+        return Link(site, said_by="this machine's controller")
     raise LinkError(
         "no controller is named: give --dir CLUSTER_DIR or --url URL, set HOLDFAST_CONTROLLER, or write "
         f'`controller = "http://..."` into {FILE_NAME}{_hint()}'
@@ -257,6 +261,8 @@ def _hint() -> str:
 
 def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     facts = folder / "controller" / "controller.json"
+    if local := address_of(facts.absolute().with_name(NAME)):
+        return Link(local, said_by=f"{said_by} {folder}")
     try:
         text = read_bounded(facts, ADDRESS_SIZE_MAX)
     except FileNotFoundError:
@@ -282,7 +288,7 @@ def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     own_ca = folder / "controller" / CA_NAME
     if trust.ca_file is None and own_ca.exists():
         trust = msgspec.structs.replace(trust, ca_file=own_ca)
-    return Link(url, token, trust.beside(file), f"{said_by} {folder}")
+    return Link(url, token, trust, f"{said_by} {folder}")
 
 
 def is_one_hand(address: os.stat_result, token: os.stat_result) -> bool:
@@ -291,15 +297,17 @@ def is_one_hand(address: os.stat_result, token: os.stat_result) -> bool:
 
 
 def _of_url(url: str, said_by: str, settings: Settings) -> Link:
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{said_by}: {url!r} is not an address: write it like http://127.0.0.1:8470")
+    if not url.startswith(("http://", "https://", f"{SCHEME}/")):
+        raise UsageError(
+            f"{said_by}: {url!r} is not an address: write it like http://127.0.0.1:8470, or {SCHEME}{SITE_SOCKET}"
+        )
     url = url.rstrip("/")
     path, why_not = _token_for(url, said_by, settings)
     token = read_token(path) if path is not None else ""
     trust = _trust(settings if _is_of(url, said_by, settings) else Settings(Config()))
     if _is_stray(said_by, settings):  # whoever listens there could show the credential to the true controller
         trust = msgspec.structs.replace(trust, munge=None)
-    return Link(url, token, trust.beside(path.expanduser() if path is not None else None), said_by, why_not)
+    return Link(url, token, trust, said_by, why_not)
 
 
 def _trust(settings: Settings) -> Trust:

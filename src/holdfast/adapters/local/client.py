@@ -37,7 +37,6 @@ from holdfast.adapters.local.protocol import (
     encode_request,
     error_of,
 )
-from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.model.cluster import JobView, WorldView
 from holdfast.model.orders import (
@@ -53,6 +52,7 @@ from holdfast.model.orders import (
     ReturnNode,
     SetExcluded,
 )
+from holdfast.os.unix_sockets import socket_address
 
 DRAIN_PREFIX = "[holdfast]"
 """Begins the reason of every drain that Holdfast sets; only such drains are lifted again."""

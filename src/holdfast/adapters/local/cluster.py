@@ -51,11 +51,11 @@ from holdfast.adapters.local.protocol import (
     encode_error,
     encode_result,
 )
-from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import HoldfastError, RefusedError, TemporaryOrderError
 from holdfast.model.cluster import WorldView
 from holdfast.os.files import locked, write_whole
 from holdfast.os.tls import CA_NAME
+from holdfast.os.unix_sockets import socket_address
 
 TICK_S = 0.2
 DONE_ORDERS_MAX = 10_000
@@ -109,7 +109,7 @@ class Cluster:
             cluster=settings.name,
             folder=settings.folder / "jobs",
             nodes=self.fleet.nodes,
-            env=self._controller_environment(),
+            env={"HOLDFAST_CONTROLLER_FILE": str(settings.controller_file)},
             changed=self.changed,
         )
 
@@ -147,13 +147,6 @@ class Cluster:
             self.jobs.schedule()
 
     # --- life ---
-
-    def _controller_environment(self) -> dict[str, str]:
-        file = self.settings.controller_file
-        return {
-            "HOLDFAST_CONTROLLER_FILE": str(file),
-            "HOLDFAST_TOKEN_FILE": str(file.with_name("agent-token")),
-        }
 
     async def run(self) -> None:
         """Bring the nodes up, serve until told to stop, end everything."""

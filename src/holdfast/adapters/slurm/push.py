@@ -13,8 +13,8 @@ from pathlib import Path
 
 import structlog
 
-from holdfast.adapters.local.sockets import socket_address
 from holdfast.errors import LinkError
+from holdfast.os.unix_sockets import socket_address
 
 SOCKET = "slurm.sock"
 _log = structlog.get_logger("holdfast.slurm")
