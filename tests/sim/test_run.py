@@ -16,11 +16,11 @@ from holdfast.decide.engine import Engine
 from holdfast.errors import ConfigError
 from holdfast.model import events as e
 from holdfast.model.cluster import SchedulerState
-from holdfast.model.records import JobState, NodeState
+from holdfast.model.records import IncidentRecord, JobState, NodeState
 from holdfast.model.wire import kind_of
 from holdfast.sim.options import DAY_S, JobPlan, SimOptions, changed, draw
 from holdfast.sim.record import WORDS
-from holdfast.sim.run import simulate
+from holdfast.sim.run import Simulation, simulate
 from holdfast.sim.scheduler import Scheduler
 from holdfast.sim.world import World
 
@@ -315,3 +315,19 @@ def test_clocks_of_nodes_drift_apart():
             ahead.setdefault(event.source, []).append(event.at - event.received_at)
     moved = [abs(values[-1] - values[0]) for values in ahead.values()]
     assert 1.0 < max(moved) <= 2000e-6 * (result.ended_at - result.started_at) + 2.0
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_word_of_a_nodes_loss_counts_only_where_the_scheduler_cannot_reach_it_either(cut):
+    """Found by seed 246621008: as at the API, whose `controller.claims` asks about what a cut-off launcher says late."""
+
+    async def work() -> list[IncidentRecord]:
+        simulation = Simulation(changed(QUIET, fault_s=900.0))
+        world, control = simulation.world, simulation.control
+        said = e.NodeGone(id="late", at=VIRTUAL_START, source="launcher:7", node="n0006", evidence="reset")
+        if cut:
+            world.later(600.0, lambda: world.cut(world.nodes["n0006"], "switch-1"))
+        world.later(601.0, lambda: control.deliver(said))
+        return (await simulation.run()).incidents
+
+    assert [one.findings[0].summary for one in run_virtual(work())] == ["n0006 no longer runs: reset"] * cut

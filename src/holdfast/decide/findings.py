@@ -26,8 +26,6 @@ _ACTS_FROM_LOGS = ("hang.", "straggler.", "loss.", "node.", "exit.", "hyperpod."
 _NOT_BACK = frozenset({JobState.STOPPING, JobState.DIAGNOSING, JobState.HELD})
 LATE_SLACK_S = 1.0
 """Clocks differ: evidence counts as older than something only when it is older by more than this."""
-CLOCKS_S = 60.0
-"""Clocks of nodes go wrong by so much at most: what is older than that beside another node's word is older."""
 
 
 def seen(turn: Turn, event: e.FindingSeen) -> None:
@@ -205,14 +203,7 @@ def _remember_domain(turn: Turn, keys: list[str], incident: IncidentRecord) -> N
 
 
 def told_gone(turn: Turn, event: e.NodeGone) -> None:
-    """A launcher's word of a node's loss. One from before the node was heard again is old news.
-
-    It comes late when the launcher was cut off as well, and by then what it saw has been dealt with.
-    """
-    node = turn.state.nodes.get(event.node)
-    if node is not None and not node.silent and event.at + CLOCKS_S < turn.state.spoke.get(event.node, 0.0):
-        turn.tell(node, f"A late word of its loss ({event.evidence}) is of before it was heard again.")
-        return
+    """A node's loss, however late it is told of: the scheduler's side says so at this time (`controller/claims.py`)."""
     node_gone(turn, event.node, event.evidence, event.domain)
 
 

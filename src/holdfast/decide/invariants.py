@@ -121,7 +121,7 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
         yield "its story is not bounded"
     waits_for_domain = node.about in state.timers
     incident = state.incidents.get(node.incident)
-    left_to_people = incident is not None and bool(incident.would)
+    left_to_people = incident is not None and f"{node.name} would have been quarantined" in incident.would
     waits = waits_for_domain or left_to_people or _fence_comes(state, node)
     if shown is NodeState.SUSPECT and node.incident and not waits:
         yield "nothing will ever move it on: neither an order, nor a brake, nor its domain is waited for"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.decide import incidents, repair, trust
 from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import node as node_record
-from holdfast.decide.records.turn import Turn
+from holdfast.decide.records.turn import Turn, would_have
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
@@ -131,10 +131,12 @@ def _is_being_fenced(turn: Turn, node: NodeRecord) -> bool:
 
 
 def _is_observed(turn: Turn, node: NodeRecord) -> bool:
-    """Return whether the node is suspect, and left to people because policy says observe."""
+    """Return whether the node is suspect, and its own fence is left to people because policy says observe."""
     incident = repair.incident_of(turn, node)
-    waits = bool(turn.orders.about(node.about))
-    return node.phase is NodeState.SUSPECT and incident is not None and bool(incident.would) and not waits
+    if node.phase is not NodeState.SUSPECT or incident is None:
+        return False
+    waits = turn.orders.about(node.about) or node.name in node_record.brake_of(turn, node.view.group).waiting
+    return would_have(node.name, Remedy.QUARANTINE) in incident.would and not waits
 
 
 def _is_theirs(view: NodeView) -> bool:
@@ -302,16 +304,9 @@ def heard(turn: Turn, name: str) -> None:
         back(turn, node)
 
 
-def spoke(turn: Turn, name: str, at: float) -> None:
-    """Its agent's own word, at this time of its clock: it is heard, and ran then."""
-    if name in turn.state.nodes:
-        turn.state.spoke[name] = max(turn.state.spoke.get(name, 0.0), min(at, turn.now))
-    heard(turn, name)
-
-
 def node_heard(turn: Turn, event: e.NodeHeard) -> None:
     """Its agent is heard."""
-    spoke(turn, event.node, event.at)
+    heard(turn, event.node)
 
 
 def validated(turn: Turn, event: e.NodeValidated) -> None:
@@ -329,7 +324,7 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
         return
     node = record_of(turn, event.node)
     node_record.open_to_drills(turn, node, event.drill_ok)
-    spoke(turn, event.node, event.at)
+    heard(turn, event.node)
     identity(turn, node, event.boot_id, event.instance_id, by_agent=True)
 
 

@@ -72,8 +72,6 @@ class State(Struct, omit_defaults=True):
     """Ids of the newest findings; the same one reported twice is one."""
     context: dict[str, list[Finding]] = field(default_factory=dict)
     """The newest context findings per job and node: the line ten minutes before the crash may be the root."""
-    spoke: dict[str, float] = field(default_factory=dict)
-    """Node -> when its agent last attached or ended a silence: a word of its loss from before that is old news."""
     domains: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Failure domain -> incident and time of its newest fault, for merging what fails together."""
     drills: list[Drill] = field(default_factory=list)

@@ -262,6 +262,9 @@ class ControlPlane:
         controller = self.active
         if controller is None or event.id not in self._unheard:
             return  # the next controller is told
+        if isinstance(event, e.NodeGone) and self.world.nodes[event.node].reachable:
+            del self._unheard[event.id]  # the scheduler's side does not confirm it: see `controller.claims`
+            return
         controller.submit(event).add_done_callback(lambda done: self._stored(event, done))
 
     def _stored(self, event: e.AnyEvent, done: asyncio.Future[int]) -> None:

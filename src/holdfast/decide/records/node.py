@@ -50,7 +50,6 @@ def left(turn: Turn, node: NodeRecord) -> None:
     count_nodes(turn, node.view.group, -1)
     turn.tell(node, "It left the cluster.")
     turn.state.context.pop(node.about, None)
-    turn.state.spoke.pop(node.name, None)
     del turn.state.nodes[node.name]
 
 

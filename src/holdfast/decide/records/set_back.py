@@ -41,7 +41,6 @@ def set_back(state: State, now: float) -> None:
         rested.requeues = [min(at, now) for at in rested.requeues]
     for incident in state.incidents.values():
         incident.marks = {mark: min(at, now) for mark, at in incident.marks.items()}
-    state.spoke = {node: min(at, now) for node, at in state.spoke.items()}
     state.domains = {domain: (incident, min(at, now)) for domain, (incident, at) in state.domains.items()}
     state.drills = [structs.replace(drill, at=min(drill.at, now)) for drill in state.drills]
 

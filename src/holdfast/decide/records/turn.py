@@ -429,7 +429,7 @@ class Turn:
             return
         key, node = getattr(order, "job", None), getattr(order, "node", "")
         job = self.job(key) if key is not None else None
-        sentence = f"{job.name if job is not None else node} would have been {ladder.WOULD[order.remedy]}"
+        sentence = would_have(job.name if job is not None else node, order.remedy)
         if sentence in incident.would:
             return
         incident.would.append(sentence)
@@ -475,6 +475,11 @@ class Turn:
                 o.Notify, topic=topic, incident=topic, severity=severity, title=title, text=text, **about
             )
         )
+
+
+def would_have(name: str, remedy: Remedy) -> str:
+    """What mode `observe` kept from being done to this job or node, as `IncidentRecord.would` has it."""
+    return f"{name} would have been {ladder.WOULD[remedy]}"
 
 
 def describe(order: AnyOrder) -> str:

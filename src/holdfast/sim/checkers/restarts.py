@@ -17,8 +17,6 @@ _STARTS = (o.ReleaseJob, o.RestartInPlace)
 _LOST = "node.lost"
 _LEFT_TO_PEOPLE = frozenset(OrderStatus) - {OrderStatus.PENDING, OrderStatus.DONE}
 """A node whose quarantine has come to this is in service by a person's word, or for want of one."""
-_CLOCKS_S = 60.0
-"""Clocks of nodes go wrong by so much at most."""
 _Clearing = e.FindingCleared | e.NodeValidated | e.OperatorCommand | e.NodeVanished
 
 
@@ -38,8 +36,6 @@ class _Suspicion:
         """Node -> what the scheduler says."""
         self._vanished: set[str] = set()
         """Nodes that the scheduler does not know now: it gives none of them out, and can exclude none."""
-        self._spoke_at: dict[str, float] = {}
-        """Node -> when its agent last said something of itself: a word of its loss from before that is over."""
 
     def take(self, event: e.AnyEvent, orders: tuple[o.AnyOrder, ...]) -> None:
         """Fold one step."""
@@ -49,14 +45,12 @@ class _Suspicion:
                 if seen_at >= self._clean_at.get(place, 0.0):
                     self.bad.setdefault(place, (event.seq, event.finding.rule))
             case e.NodeGone():
-                if event.at + _CLOCKS_S >= self._spoke_at.get(event.node, 0.0):
-                    self.bad.setdefault(event.node, (event.seq, _LOST))
+                self.bad.setdefault(event.node, (event.seq, _LOST))
             case e.NodeObserved():
                 self._observed(event)
             case e.AgentAttached() | e.NodeHeard():
                 if isinstance(event, e.AgentAttached):
                     self._shows(event.node, event.instance_id, event)
-                self._spoke_at[event.node] = max(self._spoke_at.get(event.node, 0.0), event.at)
                 self._speaks(event.node, event)
                 if not self._fences:
                     self._clean(event.node, event)
