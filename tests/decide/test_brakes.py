@@ -45,11 +45,78 @@ def test_the_smaller_limit_holds_and_one_is_always_allowed(nodes, max_nodes, per
 def test_quarantines_leave_the_window():
     """Two at t=0: nothing more before t=3600."""
     record = BrakeRecord("g", nodes=10)
+    for name in ("n1", "n2"):
+        assert node_record.brake_allows(RULES, record, name, 0.0)
+        node_record.brake_took(record, name, 0.0)
+    assert not node_record.brake_allows(RULES, record, "n3", 3599.0)
+    assert node_record.brake_allows(RULES, record, "n3", 3600.0)
+
+
+def test_a_place_is_taken_since_the_latest_quarantine_of_its_node():
+    """Within any window no more nodes are quarantined than the limit."""
+    record = BrakeRecord("g", nodes=10)
+    for name, at in (("n1", 0.0), ("n2", 100.0), ("n1", 3000.0)):
+        node_record.brake_took(record, name, at)
+    assert not node_record.brake_allows(RULES, record, "n3", 3650.0)
+    assert node_record.brake_allows(RULES, record, "n3", 3700.0)
+
+
+def test_what_an_older_version_counted_is_of_a_node_each():
+    """Its records tell no names."""
+    record = BrakeRecord("g", nodes=10, recent=[1.0, 2.0])
+    assert not node_record.brake_allows(RULES, record, "n1", 10.0)
+    node_record.brake_took(record, "n1", 3601.5)
+    assert node_record.brake_allows(RULES, record, "n1", 3601.6)
+    assert record.quarantined == {"?0": 1, "n1": 1}
+
+
+def fenced_and_returned(play: Play, name: str) -> None:
+    """Its agent complains, it is fenced, and a person returns it."""
+    assert kinds(play.xid(name)) == ["QuarantineNode"]
+    play.done(o.QuarantineNode, node=name)
+    play.say(e.Command.RETURN, node=name)
+    play.done(o.ReturnNode, node=name)
+
+
+def test_a_node_that_is_quarantined_again_takes_one_place():
+    """Its agent flaps, or lies: the group's other nodes are still fenced, and people are told the number of nodes."""
+    play = many(rules=Brake(max_nodes=3, max_percent=100.0))
     for _ in range(2):
-        assert node_record.brake_allows(RULES, record, 0.0)
-        node_record.brake_took(record, 0.0)
-    assert not node_record.brake_allows(RULES, record, 3599.0)
-    assert node_record.brake_allows(RULES, record, 3600.0)
+        fenced_and_returned(play, "n1")
+    for name in ("n2", "n3"):
+        assert kinds(play.xid(name)) == ["QuarantineNode"]
+    assert kinds(play.xid("n4")) == []
+    (text,) = [x.text for x in play.all if isinstance(x, o.Notify) and "brake tripped" in x.title]
+    assert text.startswith("3 of 10 nodes were quarantined")
+    assert kinds(play.xid("n1")) == ["QuarantineNode"]  # it has its place, also when all are taken
+
+
+def test_a_node_is_quarantined_as_often_as_its_group_has_places():
+    """An agent that lies of its own node ends it so often in the window, and holds back no other node."""
+    play = many()
+    for _ in range(2):
+        fenced_and_returned(play, "n1")
+    assert kinds(play.xid("n1")) == []
+    assert play.ns("n1") is NodeState.SUSPECT
+    brake = play.engine.state.brakes["gpu"]
+    assert (brake.waiting, brake.tripped_at) == (["n1"], 0.0)
+    assert play.notices().count("n1 is not quarantined again") == 1
+    assert kinds(play.xid("n2")) == ["QuarantineNode"]
+    repeated(play, "n1", until=play.now + 700.0)
+    assert play.notices().count("n1 is not quarantined again") == 1
+    play.now += 3600.0
+    assert kinds(play.fire("brake:")) == ["QuarantineNode"]
+    assert brake.waiting == []
+
+
+def test_a_node_that_goes_on_complaining_keeps_no_other_waiting():
+    """Only a node that is new to the brake begins its calm spell anew."""
+    play = many()
+    for name in ("n1", "n2", "n3", "n4"):
+        play.xid(name)
+    due = play.engine.state.timers["brake:gpu"].due_at
+    repeated(play, "n3", until=play.now + 1200.0)
+    assert play.engine.state.timers["brake:gpu"].due_at == due
 
 
 def test_the_third_node_is_held_back():

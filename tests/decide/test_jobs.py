@@ -608,6 +608,44 @@ def test_a_job_that_runs_again_keeps_its_exclusions_until_it_is_queued():
     assert play.state is JobState.WATCHING
 
 
+def settling_in_the_queue() -> Play:
+    """Its node went bad; it is requeued and held, and its evidence settles."""
+    play = Play().running()
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    assert play.state is JobState.DIAGNOSING
+    return play
+
+
+def test_a_launcher_of_a_job_that_a_person_let_go_while_evidence_settled_leads_it():
+    """Its word comes before the scheduler's. Nothing is excluded or released any more: the job runs."""
+    play = settling_in_the_queue()
+    play.attach(restart_count=1)
+    assert play.state is JobState.RESTARTING
+    assert (play.j.authority, play.j.in_queue) == (Authority.LAUNCHER, False)
+    assert kinds(play.job(state=S.RUNNING, nodes=NODES)) == []
+    assert kinds(play.settle()) == []
+    play.start(1, restart_count=1)
+    assert play.state is JobState.PROVING
+
+
+def test_an_attempt_of_a_job_that_a_person_let_go_is_no_restart_in_place():
+    """Its start is told of first of all: it came through the queue, which costs no restart in place."""
+    play = settling_in_the_queue()
+    play.start(1, restart_count=1)
+    assert play.state is JobState.PROVING
+    assert (play.j.in_place, play.j.in_queue) == (0, False)
+
+
+def test_a_late_word_of_the_run_that_was_requeued_starts_nothing():
+    """Its launcher attached before our requeue took effect; the controller hears of it after."""
+    play = settling_in_the_queue()
+    play.attach(restart_count=0)
+    assert play.state is JobState.DIAGNOSING
+    assert (play.j.authority, play.j.in_queue) == (Authority.CONTROLLER, True)
+
+
 def test_an_attempt_knows_when_it_got_its_nodes():
     """The scheduler's start lies before the launcher's first word; a restart in place gets no nodes anew."""
     play = Play().nodes()

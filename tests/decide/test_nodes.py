@@ -84,6 +84,49 @@ def test_a_health_checker_that_lifts_its_own_drain_does_not_end_our_order(idle, 
     assert idle.opened(o.QuarantineNode)
 
 
+CHECKER = "NHC: check_hw_gpu: 7 of 8 GPUs"
+
+
+def test_a_health_checker_that_drained_the_node_first_does_not_clear_it(idle):
+    """Its drain is left alone while it lasts. When it lifts that, the Xid stands, and the node is fenced."""
+    idle.node("n2", drained=True, drain_reason=CHECKER)
+    assert kinds(idle.xid("n2")) == []
+    assert idle.ns() is NodeState.SUSPECT
+    assert kinds(idle.node("n2", drained=False, drain_reason="")) == ["QuarantineNode"]
+    assert idle.incident.nodes_open == ["n2"]
+    idle.done(o.QuarantineNode)
+    assert idle.opened(o.ReplaceNode)
+
+
+def test_a_person_who_takes_over_a_health_checkers_drain_keeps_the_node(idle):
+    """Then it is left to them, as with any drain of theirs, and they clear it."""
+    idle.node("n2", drained=True, drain_reason=CHECKER)
+    idle.xid("n2")
+    assert kinds(idle.node("n2", drain_reason="mei: memory test")) == []
+    assert idle.engine.open_incidents() == []
+    idle.node("n2", drained=False, drain_reason="")
+    assert idle.ns() is NodeState.HEALTHY
+
+
+def test_a_health_checker_that_is_quicker_than_our_order_does_not_take_the_node_over(idle):
+    """Our order finds the node drained and leaves it so. The node is fenced when that drain is lifted."""
+    idle.xid("n2")
+    idle.node("n2", drained=True, drain_reason=CHECKER)
+    idle.done(o.QuarantineNode)
+    assert idle.ns() is NodeState.SUSPECT
+    assert kinds(idle.node("n2", drained=False, drain_reason="")) == ["QuarantineNode"]
+
+
+def test_a_health_checkers_lift_clears_nothing_where_policy_observes():
+    """What would be done is written down when the node takes work again; a person clears it."""
+    play = Play(mode="observe").nodes()
+    play.xid("n2")
+    play.node("n2", drained=True, drain_reason=CHECKER)
+    play.node("n2", drained=False, drain_reason="")
+    assert play.ns() is NodeState.SUSPECT
+    assert play.incident.nodes_open == ["n2"]
+
+
 def test_our_own_return_seen_late_does_not_end_the_next_quarantine(idle):
     """Its outcome was told before the scheduler showed it: what is lifted is our former drain, by us."""
     drained(idle, number=1, remedy=Remedy.RESET_GPU)

@@ -273,6 +273,71 @@ def test_a_hold_of_what_is_queued_already_costs_no_retry():
     assert play.j.requeues == 1
 
 
+def next_requeue(play: Play) -> list[OrderStatus]:
+    """The job is let go, and its start never comes: what becomes of the requeue that Holdfast wants then."""
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    if any(name.startswith("settle:") for name in play.engine.state.timers):
+        play.settle()
+    for kind in (o.SetExcluded, o.ReleaseJob):
+        if play.opened(kind):
+            play.done(kind)
+    play.job(state=S.RUNNING, restart_count=1, nodes=NODES)
+    play.fire(f"job:{KEY.cluster}")
+    return [r.status for r in play.engine.state.orders.values() if isinstance(r.order, o.RequeueHeld)]
+
+
+def test_requeue_by_word_approves_that_requeue_alone():
+    """Where people decide, the next one of the same recovery waits for them."""
+    play = Play().running()
+    play.say(C.SET_MODE, value="advise")
+    assert kinds(play.say(C.REQUEUE, job=KEY)) == ["RequeueHeld"]
+    play.done(o.RequeueHeld)
+    assert next_requeue(play) == [OrderStatus.PROPOSED]
+
+
+def test_requeue_by_word_in_a_recovery_approves_that_requeue_alone():
+    """Also where the incident was open already, and names more than this job."""
+    play = Play().running()
+    play.say(C.SET_MODE, value="advise")
+    play.crash()
+    assert kinds(play.say(C.REQUEUE, job=KEY)) == ["RequeueHeld"]
+    play.done(o.RequeueHeld)
+    assert next_requeue(play) == [OrderStatus.PROPOSED]
+
+
+def test_evacuation_by_word_approves_its_own_requeue_alone():
+    """The job saves, stops and is requeued, as was asked for. What comes after waits for people."""
+    play = Play().running()
+    play.say(C.SET_MODE, value="advise")
+    assert kinds(play.say(C.EVACUATE, job=KEY)) == ["SaveAndStop"]
+    play.ended(0, exit_code=85, signal=None)
+    assert kinds(play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=85)) == ["RequeueHeld"]
+    play.done(o.RequeueHeld)
+    assert next_requeue(play) == [OrderStatus.PROPOSED]
+
+
+def test_requeue_by_word_of_a_start_that_hangs():
+    """It has its nodes and does not come up: the person need not wait for the time limit."""
+    play = Play().running()
+    play.until_release()
+    play.done(o.ReleaseJob)
+    play.job(state=S.RUNNING, restart_count=1, nodes=NODES)
+    assert play.state is JobState.RESTARTING
+    assert kinds(play.say(C.REQUEUE, job=KEY)) == ["RequeueHeld"]
+
+
+def test_requeue_of_what_is_released_is_refused_and_takes_nothing_back():
+    """It stands in the queue, and its exclusions are being lifted."""
+    play = Play().running()
+    play.until_release()
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING)
+    before = set(play.engine.state.orders)
+    assert kinds(play.say(C.REQUEUE, job=KEY)) == []
+    assert refused(play)
+    assert before <= set(play.engine.state.orders)
+
+
 def test_a_hold_of_what_is_queued_approves_no_requeue_of_ours():
     """One person held it; where people decide, the next requeue waits for them (here it was let go, and never began)."""
     play = Play().running()

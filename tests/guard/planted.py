@@ -67,6 +67,26 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "    if node.view.drained and not node.drained_by_us and not is_ours(node.view):\n        turn.stamp",
         "    if node.view.drained and node.drained_by_us and not is_ours(node.view):\n        turn.stamp",
     ),
+    "one node that fails again takes all places of its group": (
+        "decide/records/node.py",
+        "return taken[node] < limit if node in taken else len(taken) < limit",
+        "return taken.total() < limit",
+    ),
+    "one node is fenced as often as its agent likes": (
+        "decide/records/node.py",
+        "return taken[node] < limit if node in taken else len(taken) < limit",
+        "return node in taken or len(taken) < limit",
+    ),
+    "a health checker clears what we hold against a node": (
+        "decide/nodes.py",
+        "    if is_checkers(old):\n        return False",
+        "    if is_checkers(old):\n        return node.phase is NodeState.SUSPECT",
+    ),
+    "a person's command approves every later order of its rung": (
+        "decide/restart.py",
+        "        job_record.asked_is_given(turn, job, order.remedy)\n",
+        "",
+    ),
     # --- decide: restarts ---
     "the requeue is of the start that made the attempt": (
         "decide/restart.py",
@@ -102,6 +122,11 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "decide/ladder.py",
         "max_requeues=limits.max_requeues if spec.max_requeues is None else spec.max_requeues",
         "max_requeues=limits.max_requeues",
+    ),
+    "a start that a person caused while evidence settled is not seen": (
+        "decide/jobs.py",
+        "    if job.in_queue and job.state is JobState.DIAGNOSING:\n        restart.adopt",
+        "    if job.in_queue and job.state is JobState.HELD:\n        restart.adopt",
     ),
     # --- launch ---
     "every answer makes the lease longer": (

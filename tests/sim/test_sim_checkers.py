@@ -164,7 +164,14 @@ def test_more_quarantines_than_the_brake_allows_are_found(tale):
     assert said_by(tale.history) == set()
     tale.event(e.NodeGone, order(o.QuarantineNode, "c21", node="n3"), node="n3", evidence="reset")
     (complaint,) = judged(tale.history)
-    assert "n3 is quarantined (event 23) as number 2 of group 'gpu'" in complaint.text
+    assert "n3 is quarantined (event 23), 2 nodes of group 'gpu' and this one 1 times within" in complaint.text
+
+
+def test_a_node_that_is_quarantined_oftener_than_its_brake_allows_is_found(tale):
+    """It takes one place of its group, and has as many turns as that has places: one here."""
+    tale.event(e.NodeGone, order(o.QuarantineNode, "c20", node="n1"), node="n1", evidence="reset")
+    (complaint,) = [one for one in judged(tale.history) if one.judge == "brake_is_kept"]
+    assert "1 nodes of group 'gpu' and this one 2 times within" in complaint.text
 
 
 def test_a_quarantine_after_the_window_is_right(tale):

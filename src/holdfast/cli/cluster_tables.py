@@ -240,7 +240,13 @@ def brakes_view(brakes: Sequence[BrakeRecord], at: float) -> list[RenderableType
 
     def row(brake: BrakeRecord) -> Iterable[screen.Cell]:
         state = f"tripped {screen.age(brake.tripped_at, at)} ago" if brake.tripped_at else "open"
-        return screen.clean(brake.group) or "all", state, brake.nodes, len(brake.recent), screen.fold(brake.waiting)
+        return (
+            screen.clean(brake.group) or "all",
+            state,
+            brake.nodes,
+            len(brake.quarantined),
+            screen.fold(brake.waiting),
+        )
 
     parts: list[RenderableType] = [
         screen.table("group", "brake", "nodes", "quarantined lately", "waiting", rows=map(row, brakes))

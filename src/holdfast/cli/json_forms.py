@@ -105,7 +105,7 @@ def node_row(node: NodeRecord) -> Form:
 def brake_form(brake: BrakeRecord) -> Form:
     """The quarantine brake of one group."""
     reporters = {name: fields_of(rested, "nodes requeues held") for name, rested in brake.reporters.items()}
-    return fields_of(brake, "group nodes recent tripped_at? waiting") | {"reporters": reporters}
+    return fields_of(brake, "group nodes recent recent_nodes tripped_at? waiting") | {"reporters": reporters}
 
 
 def node_form(node: NodeRecord, incidents: Iterable[IncidentRecord], orders: Iterable[OrderRecord]) -> Form:

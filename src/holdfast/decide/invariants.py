@@ -122,9 +122,10 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
     waits_for_domain = node.about in state.timers
     incident = state.incidents.get(node.incident)
     left_to_people = incident is not None and f"{node.name} would have been quarantined" in incident.would
-    waits = waits_for_domain or left_to_people or _fence_comes(state, node)
+    drained_by_others = node.view.drained and not node.drained_by_us
+    waits = waits_for_domain or left_to_people or drained_by_others or _fence_comes(state, node)
     if shown is NodeState.SUSPECT and node.incident and not waits:
-        yield "nothing will ever move it on: neither an order, nor a brake, nor its domain is waited for"
+        yield "nothing will ever move it on: no order, brake, domain or drain of others is waited for"
     if shown in {NodeState.QUARANTINED, NodeState.REPAIRING, NodeState.VALIDATING} and not (
         node.about in state.timers or any(r.node == node.name for r in _node_orders(state))
     ):

@@ -194,7 +194,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
         restart.runs(turn, job, old.state)
     elif job.in_queue and job.alive and job.state is JobState.DIAGNOSING:
-        restart.adopt(turn, job, "somebody else released it")  # while its evidence settled
+        _released_while_settling(turn, job)
         restart.runs(turn, job, old.state)
     elif grown and turn.can(job, JobTrigger.ADOPT) and not turn.orders.under_way(job.about, o.RequeueHeld):
         restart.adopt(turn, job, "the scheduler runs it again by itself")
@@ -321,22 +321,21 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
         if (known_run and view.state in ENDED) or _is_being_ended(turn, job, view):
             return  # a late word from the run that has ended, or one from the job that is being ended for good
         restart.revive(turn, job)
+    starts_anew = job.attempt is None or event.restart_count > job.attempt.restart_count
     pending = turn.orders.under_way(job.about, o.RequeueHeld)
-    if pending or (job.in_queue and not _starts_anew(job, event.restart_count)):
+    if pending or (job.in_queue and not starts_anew):
         return
+    _released_while_settling(turn, job)
     job_record.attached(turn, job, event.restart_count)
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
-    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
-        attempt = job.attempt
-        if attempt is None or event.restart_count > attempt.restart_count:
-            restart.runs(turn, job, job.view.state)
+    if starts_anew and job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
+        restart.runs(turn, job, job.view.state)
 
 
-def _starts_anew(job: JobRecord, restart_count: int) -> bool:
-    """Released, and a launcher of the next start speaks: it was faster than the outcome of the release."""
-    attempt = job.attempt
-    released = job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}
-    return released and (attempt is None or restart_count > attempt.restart_count)
+def _released_while_settling(turn: Turn, job: JobRecord) -> None:
+    """What our requeue had put into the queue starts while its evidence settles: somebody else has let it go."""
+    if job.in_queue and job.state is JobState.DIAGNOSING:
+        restart.adopt(turn, job, "somebody else released it")
 
 
 def lapsed(turn: Turn, event: e.LauncherLapsed) -> None:
@@ -583,6 +582,7 @@ def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: Att
     if job.state is JobState.PROVING:
         turn.tell(job, f"{job.name} is started, without us.")
         return
+    _released_while_settling(turn, job)
     started(turn, job, event.at)
 
 

@@ -37,6 +37,11 @@ def is_ours(view: NodeView) -> bool:
     return view.drain_reason.startswith(OWN_REASON) or bool(view.asked or view.failed_check)
 
 
+def is_checkers(view: NodeView) -> bool:
+    """Is it drained by a program that lifts its drain itself when its own checks pass?"""
+    return view.drained and view.drain_reason.startswith(CHECKERS)
+
+
 def record_of(turn: Turn, name: str) -> NodeRecord:
     """The node's record; an agent may speak of a node before the scheduler does."""
     node = turn.state.nodes.get(name)
@@ -85,6 +90,9 @@ def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
         _found_drained(turn, node)  # its agent spoke before the scheduler showed it
     if node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
+    incident = repair.incident_of(turn, node)
+    if node.phase is NodeState.SUSPECT and incident is not None and is_checkers(old) and not is_checkers(view):
+        quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # what we know stands, whatever the checker says
     repair.look_closer(turn, node)
     died = old.alive is not False or taken_back
     if view.alive is False and died and not node.gone and node.phase is not NodeState.REPAIRING:
@@ -116,8 +124,10 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
 
 def _ends_the_case(turn: Turn, node: NodeRecord, old: NodeView) -> bool:
     """Does whoever lifts this drain, which was not ours, take the node back from us as well?"""
+    if is_checkers(old):
+        return False  # that its checks pass again says nothing of what is held against the node here
     if node.phase is NodeState.QUARANTINED:  # had our order been quicker, it would be ours that a person lifts
-        return not old.drain_reason.startswith((OWN_REASON, *CHECKERS))
+        return not old.drain_reason.startswith(OWN_REASON)
     if node.phase is not NodeState.SUSPECT:
         return False
     whole_case = bool(old.failed_check) and set(node.findings) == {FAILED_CHECK}  # and the brake holds it
@@ -445,6 +455,9 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
         return
     if node.view.drained and not node.drained_by_us and not is_ours(node.view):
         turn.stamp(incident, Mark.ISOLATED)
+        if is_checkers(node.view):
+            _wait_for_checker(turn, node, incident)
+            return
         reason = node.view.drain_reason or "no reason given"
         incident_record.node_settled(
             turn, incident, node, f"drained already by somebody else ({reason}); it is left to them."
@@ -459,7 +472,7 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     if acts and (because := trust.holds_node(turn, node)):
         _wait_for_evidence(turn, node, incident, why, because)
         return
-    if acts and not node_record.brake_allows(policy.brake, node_record.brake_of(turn, group), turn.now):
+    if acts and not node_record.brake_allows(policy.brake, node_record.brake_of(turn, group), node.name, turn.now):
         _held_back(turn, node, incident, group)
         return
     order = order_to_fence(turn, node, why, repair.planned(turn, node, incident), gone=node.gone)
@@ -470,6 +483,12 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
         turn.tell(node, "It would have been quarantined (observe); it is left to people.")
     else:
         turn.tell_all(incident, node, "waiting for a person to approve its quarantine.")
+
+
+def _wait_for_checker(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
+    """Leave it in the drain of a health checker, which no order of ours lifts; when that is lifted it is fenced."""
+    reason = node.view.drain_reason
+    turn.tell_all(incident, node, f"drained already by a health checker ({reason}); it is fenced when that ends.")
 
 
 def _is_asked(turn: Turn, node: NodeRecord) -> bool:
@@ -531,26 +550,32 @@ def entered(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
 def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: str) -> None:
     policy = turn.policy_for(node)
     record = node_record.brake_of(turn, group)
+    is_new, timer = node.name not in record.waiting, f"brake:{group}"
     first = node_record.brake_hold_back(record, node.name, turn.now)
     turn.changes.add(record)
-    turn.timers.start(f"brake:{group}", node_record.next_brake_look(policy.brake, record, turn.now))
+    if is_new or timer not in turn.state.timers:  # one that goes on complaining must not keep the others waiting
+        turn.timers.start(timer, node_record.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
-    if first:
-        turn.notify(
-            f"brake:{group}",
-            Severity.ERROR,
-            f"Quarantine brake tripped for {group or 'the cluster'}",
-            f"{len(record.recent)} of {record.nodes} nodes were quarantined within "
-            f"{story.seconds(policy.brake.window_s)}. Repairs, returns and restarts of jobs go on. It closes by itself "
-            f"after {story.seconds(policy.brake.calm_s)} of calm, or by hand.",
-            node=node.name,
+    taken, window = record.quarantined, story.seconds(policy.brake.window_s)
+    title = f"Quarantine brake tripped for {group or 'the cluster'}"
+    text = (
+        f"{len(taken)} of {record.nodes} nodes were quarantined within {window}. Repairs, returns and restarts of jobs "
+        f"go on. It closes by itself after {story.seconds(policy.brake.calm_s)} of calm, or by hand."
+    )
+    if node.name in taken:
+        title = f"{node.name} is not quarantined again"
+        text = (
+            f"It was quarantined as often within {window} as the brake of its group allows ({taken[node.name]}). "
+            "It may take new work until that time has passed: look at it, and drain it by hand."
         )
+    if first:
+        turn.notify(timer, Severity.ERROR, title, text, node=node.name)
 
 
 def brake_timer(turn: Turn, group: str) -> None:
     """A calm spell is over: quarantine what still waits, as far as the window allows."""
     record = turn.state.brakes.get(group)
-    if record is None or not record.tripped_at:
+    if record is None or not record.waiting:
         return
     rules = turn.policies.for_group(group).brake
     _retry(turn, record, node_record.reopen_brake(rules, record, turn.now))
@@ -641,7 +666,11 @@ def order_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
     if other and not isinstance(order, o.ReplaceNode):
         return  # the machine it was about is gone
     if isinstance(order, o.QuarantineNode):
-        if _is_theirs(node.view):
+        incident = repair.incident_of(turn, node)
+        if is_checkers(node.view) and incident is not None and node.phase is NodeState.QUARANTINED:
+            turn.move_node(node, NodeTrigger.SUSPECT)
+            _wait_for_checker(turn, node, incident)
+        elif _is_theirs(node.view):
             _taken_over(turn, node)  # while our order was under way; it has found the node drained, and left it so
         else:
             repair.fenced(turn, node)

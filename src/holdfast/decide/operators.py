@@ -35,6 +35,10 @@ from holdfast.model.records import (
 )
 
 _RUNS_ON = frozenset({JobState.WATCHING, JobState.PROVING})
+_STOPPED_SO_FAR = frozenset(
+    {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING, JobState.EVACUATING, JobState.RESTARTING}
+)
+"""A recovery is under way, and the job holds its nodes as far as it has come."""
 _REPAIRS = {Command.REBOOT: Remedy.REBOOT, Command.REPLACE: Remedy.REPLACE}
 
 
@@ -187,13 +191,12 @@ _ON_NODES: dict[Command, Callable[[Turn, e.OperatorCommand, NodeRecord], None]] 
 }
 
 
-def _open_for(turn: Turn, event: e.OperatorCommand, job: JobRecord, what: str, rungs: list[Remedy]) -> IncidentRecord:
+def _open_for(turn: Turn, event: e.OperatorCommand, job: JobRecord, what: str) -> IncidentRecord:
     """An incident whose cause is the person's word."""
     incident = incidents.open_new(turn, _word(turn, event, what))
     incidents.attach_job(turn, incident, job)
     incidents.judge(turn, incident, job)
     job_record.broken(turn, job, incident.id)
-    turn.state.approved[incident.id] = rungs
     return incident
 
 
@@ -203,14 +206,14 @@ def _requeue(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, "a launcher cannot requeue; ask the controller or the scheduler")
     elif job.over:
         refuse(turn, event, f"it is {job.state}")
-    elif job.state in {JobState.WATCHING, JobState.PROVING}:
-        incident = _open_for(turn, event, job, "requeue", [Remedy.REQUEUE])
+    elif job.state in _RUNS_ON:
+        incident = _open_for(turn, event, job, "requeue")
+        job_record.asked_for(turn, job, Remedy.REQUEUE)
         restart.requeue(turn, job, incident, f"{event.who} asked for it")
-    elif (incident_now := restart.incident_of(turn, job)) is not None and not job.in_queue:
-        turn.state.approved.setdefault(incident_now.id, []).append(Remedy.REQUEUE)
+    elif (known := restart.incident_of(turn, job)) is not None and job.state in _STOPPED_SO_FAR and not job.in_queue:
         turn.orders.withdraw(job.about, "a person asked for a requeue")
-        if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING, JobState.EVACUATING}:
-            restart.requeue(turn, job, incident_now, f"{event.who} asked for it")
+        job_record.asked_for(turn, job, Remedy.REQUEUE)
+        restart.requeue(turn, job, known, f"{event.who} asked for it")
     else:
         refuse(turn, event, "it is in the queue already")
 
@@ -260,7 +263,7 @@ def _give_up(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
         refuse(turn, event, f"it is {job.state}")
         return
     why = f"{event.who} asked for it{': ' + event.why if event.why else ''}"
-    incident = restart.incident_of(turn, job) or _open_for(turn, event, job, "give_up", [Remedy.STOP])
+    incident = restart.incident_of(turn, job) or _open_for(turn, event, job, "give_up")
     restart.give_up(turn, job, incident, why)
 
 
@@ -272,10 +275,12 @@ def _evacuate(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     if turn.in_allocation and job.authority is not Authority.LAUNCHER:
         refuse(turn, event, "its launcher has handed it over")
         return
-    incident = _open_for(turn, event, job, "evacuate", [Remedy.EVACUATE, Remedy.REQUEUE])
+    incident = _open_for(turn, event, job, "evacuate")
     if job.authority is Authority.LAUNCHER:
+        job_record.asked_for(turn, job, Remedy.EVACUATE, Remedy.REQUEUE)
         recovery.evacuate(turn, job, incident, f"{event.who} asked for it")
     else:
+        job_record.asked_for(turn, job, Remedy.REQUEUE)
         turn.tell(job, "No launcher can have it saved, so it is requeued as it is.")
         restart.requeue(turn, job, incident, f"{event.who} asked for it")
 
@@ -414,7 +419,9 @@ def _held_by_brake(turn: Turn, record: OrderRecord) -> str:
     order = record.order
     node = turn.state.nodes.get(order.node) if isinstance(order, o.QuarantineNode) else None
     brake = turn.state.brakes.get(node.view.group) if node is not None else None
-    if node is None or brake is None or node_record.brake_allows(turn.policy_for(node).brake, brake, turn.now):
+    if node is None or brake is None:
+        return ""
+    if node_record.brake_allows(turn.policy_for(node).brake, brake, node.name, turn.now):
         return ""
     return "the brake of its group holds it back"
 

@@ -616,7 +616,7 @@ def only_observes(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: 
     A job that our own requeue holds is past that question: nobody else would release it.
     """
     mode = turn.mode(turn.policy_of(job), job.view.partition, remedy, incident.id)
-    if mode is not Mode.OBSERVE or job.in_queue:
+    if mode is not Mode.OBSERVE or job.in_queue or job_record.is_asked_for(turn, job, incident.id, remedy):
         return False
     order: o.AnyOrder
     what = (job, incident.id, remedy, why)

@@ -127,7 +127,11 @@ def step_back(turn: Turn, job: JobRecord, diagnosis: Diagnosis) -> None:
 
 
 def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.AnyOrder) -> bool:
-    """Ask the mode. True: ordered. Otherwise the job waits for a person, or is left alone."""
+    """Ask the mode, unless a person's command names the order. True: ordered. Else the job waits, or is left alone."""
+    if job_record.is_asked_for(turn, job, order.incident, order.remedy):
+        job_record.asked_is_given(turn, job, order.remedy)
+        turn.orders.issue(order)
+        return True
     policy, group = turn.policy_of(job), job.view.partition
     reporter = trust.forced_by(turn, job, order)
     acts = turn.mode(policy, group, order.remedy, order.incident) is Mode.ACT

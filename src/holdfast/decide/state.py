@@ -66,7 +66,8 @@ class State(Struct, omit_defaults=True):
     approved: dict[str, list[Remedy]] = field(default_factory=dict)
     """Rungs that a person approved for an incident: the rung's further orders need no second word.
 
-    Under `node:NAME` stands the repair of this node that a person asked for: the next order alone needs no approval.
+    Under `node:NAME` or the slug of a job stand the orders that a person's own command names, which need no approval:
+    each of these rungs once.
     """
     seen: dict[str, None] = field(default_factory=dict)
     """Ids of the newest findings; the same one reported twice is one."""

@@ -134,7 +134,7 @@ class NodeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Brake(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """At most this much of a group is quarantined inside the window. The smaller of the two limits holds."""
+    """So many nodes of a group are quarantined inside the window, each so often. The smaller limit holds."""
 
     max_nodes: Count = 4
     max_percent: Annotated[float, Meta(ge=0, le=100)] = 25.0

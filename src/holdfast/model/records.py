@@ -6,6 +6,7 @@ Pages, reports and the command line read them. All times are Unix seconds of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -473,11 +474,20 @@ class BrakeRecord(Struct, omit_defaults=True):
     """Nodes that the group is known to have."""
     recent: list[float] = field(default_factory=list)
     """When quarantines were ordered, inside the window."""
+    recent_nodes: list[str] = field(default_factory=list)
+    """The node of each; of the oldest ones it is missing where an older version counted them."""
     tripped_at: float = 0.0
+    """When it first held a node back because the group has no place left; 0: it does not."""
     waiting: list[str] = field(default_factory=list)
     """Nodes whose quarantine the brake holds back."""
     reporters: dict[str, Rested] = field(default_factory=dict)
     """Reporter (`agent:NODE`, `launcher:JOB`) -> what rests on its word; empty where `[trust]` is off."""
+
+    @property
+    def quarantined(self) -> Counter[str]:
+        """Node -> its quarantines inside the window; one whose node is missing is of a node of its own."""
+        missing = len(self.recent) - len(self.recent_nodes)
+        return Counter([*(f"?{i}" for i in range(missing)), *self.recent_nodes])
 
 
 class Touched(Struct):

@@ -110,12 +110,13 @@ def waits_for_node(turn: Turn, incident: IncidentRecord, node: NodeRecord) -> bo
 
 
 def job_settled(turn: Turn, incident: IncidentRecord, job: JobRecord, outcome: str, why: str) -> None:
-    """This job's side of it is through, and governs the job no longer."""
+    """This job's side of it is through, and governs the job no longer; so does no wish of a person about it."""
     incident.jobs_open.remove(job.key)
     _side_done(turn, incident, job.about)
     comes_to(incident, outcome)
     turn.tell(incident, f"Job {job.name}: {why}")
     if job.incident == incident.id:
+        turn.state.approved.pop(job.about, None)
         job.incident = ""
         turn.changes.add(job)
 

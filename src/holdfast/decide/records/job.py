@@ -61,6 +61,23 @@ def seen(turn: Turn, job: JobRecord, view: JobView) -> list[str]:
     return turn.index.occupied(job.about, old, view)
 
 
+def asked_for(turn: Turn, job: JobRecord, *rungs: Remedy) -> None:
+    """A person's command names these orders: the next one of each rung needs no further approval."""
+    turn.state.approved[job.about] = list(rungs)
+
+
+def is_asked_for(turn: Turn, job: JobRecord, incident: str, rung: Remedy) -> bool:
+    """Has a person's command, for the incident that governs the job, named an order of this rung that is not given?"""
+    return incident == job.incident and rung in turn.state.approved.get(job.about, ())
+
+
+def asked_is_given(turn: Turn, job: JobRecord, rung: Remedy) -> None:
+    """The order of this rung that a person's command named is given: it approves no other."""
+    turn.state.approved[job.about].remove(rung)
+    if not turn.state.approved[job.about]:
+        del turn.state.approved[job.about]
+
+
 def attached(turn: Turn, job: JobRecord, restart_count: int) -> None:
     """A launcher of this start leads it."""
     turn.claim(job, machine.Claim.ATTACHED)
@@ -185,7 +202,8 @@ def start_attempt(turn: Turn, job: JobRecord, event: e.AttemptStarted) -> None:
 
 
 def add_attempt(turn: Turn, job: JobRecord, attempt: AttemptRecord) -> None:
-    """Begin a new attempt; the list of attempts stays bounded."""
+    """Begin a new attempt; the list of attempts stays bounded. What a person asked for was of the one before."""
+    turn.state.approved.pop(job.about, None)
     job.attempts.append(attempt)
     if len(job.attempts) > ATTEMPTS_MAX:
         del job.attempts[0]

@@ -5,6 +5,8 @@ Imported by the flows as `node_record`. The time is the event's.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from holdfast.decide.records.turn import Turn
 from holdfast.model.cluster import NodeView
 from holdfast.model.policy import Brake
@@ -182,7 +184,7 @@ def try_rung(node: NodeRecord, rung: int) -> None:
 def quarantined(turn: Turn, node: NodeRecord, window_s: float) -> None:
     """Its quarantine is ordered; the brake of its group and its own history count it."""
     record = brake_of(turn, node.view.group)
-    brake_took(record, turn.now)
+    brake_took(record, node.name, turn.now)
     turn.changes.add(record)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     node.offences = [*[at for at in node.offences if at > turn.now - window_s], turn.now]
@@ -220,45 +222,60 @@ def prune_brake(brake: Brake, record: BrakeRecord, now: float) -> None:
     start = now - brake.window_s
     if record.recent and record.recent[0] <= start:
         record.recent = [at for at in record.recent if at > start]
+        record.recent_nodes = record.recent_nodes[-len(record.recent) :] if record.recent else []
 
 
-def brake_allows(brake: Brake, record: BrakeRecord, now: float) -> bool:
-    """May one more node be quarantined now?"""
+def brake_allows(brake: Brake, record: BrakeRecord, node: str, now: float) -> bool:
+    """May this node be quarantined now? One that was lately takes no further place, and has as many turns as places."""
     prune_brake(brake, record, now)
-    return not record.tripped_at and len(record.recent) < brake_limit(brake, record)
+    taken = record.quarantined
+    return (node in taken or not record.tripped_at) and _has_room(brake_limit(brake, record), taken, node)
 
 
-def brake_took(record: BrakeRecord, now: float) -> None:
-    """One node was quarantined."""
+def _has_room(limit: int, taken: Counter[str], node: str) -> bool:
+    return taken[node] < limit if node in taken else len(taken) < limit
+
+
+def brake_took(record: BrakeRecord, node: str, now: float) -> None:
+    """This node was quarantined."""
     record.recent.append(now)
+    record.recent_nodes.append(node)
 
 
 def brake_hold_back(record: BrakeRecord, node: str, now: float) -> bool:
-    """Trip the brake (again) for this node. True when it was not tripped before."""
-    if node not in record.waiting:
+    """Have this node wait. True when people do not know yet: the brake trips, or the node has used up its turns."""
+    known, was_tripped = node in record.waiting, record.tripped_at
+    if not known:
         record.waiting.append(node)
-    first = not record.tripped_at
     keep_tripped(record, now)
-    return first
+    return not known if node in record.quarantined else not was_tripped
 
 
 def keep_tripped(record: BrakeRecord, now: float) -> None:
-    """Nodes wait for it: it is tripped, since now or since before."""
-    record.tripped_at = record.tripped_at or now
+    """It is tripped, since now or since before, while a node waits for a place."""
+    taken = record.quarantined
+    waits = any(name not in taken for name in record.waiting)
+    record.tripped_at = (record.tripped_at or now) if waits else 0.0
 
 
 def reopen_brake(brake: Brake, record: BrakeRecord, now: float) -> list[str]:
     """The calm spell is over, and the brake closes: which waiting nodes may be quarantined now."""
     prune_brake(brake, record, now)
-    room = max(0, brake_limit(brake, record) - len(record.recent))
-    freed, record.waiting = record.waiting[:room], record.waiting[room:]
+    limit, taken = brake_limit(brake, record), record.quarantined
+    freed = []
+    for name in record.waiting:
+        if _has_room(limit, taken, name):
+            freed.append(name)
+            taken[name] += 1
+    record.waiting = [name for name in record.waiting if name not in freed]
     record.tripped_at = 0.0
     return freed
 
 
 def next_brake_look(brake: Brake, record: BrakeRecord, now: float) -> float:
     """Seconds until it is worth trying again."""
-    if not record.waiting or len(record.recent) < brake_limit(brake, record) or not record.recent:
+    limit, taken = brake_limit(brake, record), record.quarantined
+    if not record.waiting or not record.recent or any(_has_room(limit, taken, name) for name in record.waiting):
         return brake.calm_s
     return max(brake.calm_s, record.recent[0] + brake.window_s - now + ROUNDING_S)
 
@@ -266,7 +283,7 @@ def next_brake_look(brake: Brake, record: BrakeRecord, now: float) -> float:
 def reset_brake_record(record: BrakeRecord) -> list[str]:
     """By hand: the window starts anew. Returns the nodes that waited."""
     freed = record.waiting
-    record.waiting, record.recent, record.tripped_at = [], [], 0.0
+    record.waiting, record.recent, record.recent_nodes, record.tripped_at = [], [], [], 0.0
     for rested in record.reporters.values():
         rested.nodes, rested.requeues = {}, []
     return freed
@@ -279,8 +296,8 @@ def unbrake(turn: Turn, node: NodeRecord, group: str | None = None) -> bool:
     if record is None or node.name not in record.waiting:
         return False
     record.waiting.remove(node.name)
+    keep_tripped(record, turn.now)
     if not record.waiting:
-        record.tripped_at = 0.0
         turn.timers.cancel(f"brake:{name}")
     turn.changes.add(record)
     return True

@@ -31,11 +31,14 @@ class _Group:
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
-        self.taken: list[float] = []
+        self.taken: list[tuple[float, str]] = []
 
 
 def brake_is_kept(history: History) -> Iterator[str]:
-    """Within any window no more nodes of a group are quarantined than its brake allows; people's drains are theirs."""
+    """Within any window no more nodes of a group are quarantined than its brake allows, and none of them more often.
+
+    People's drains are theirs.
+    """
     groups: dict[str, _Group] = {}
     where: dict[str, str] = {}
     now = 0.0
@@ -54,13 +57,15 @@ def brake_is_kept(history: History) -> Iterator[str]:
             name = where.get(order.node, "")
             group = groups.setdefault(name, _Group())
             rules = history.policies.for_group(name).brake
-            group.taken = [at for at in group.taken if at > now - rules.window_s + SLACK_S]
-            group.taken.append(now)
+            group.taken = [(at, node) for at, node in group.taken if at > now - rules.window_s + SLACK_S]
+            group.taken.append((now, order.node))
             limit = _limit(rules, len(group.nodes))
-            if len(group.taken) > limit:
+            nodes = len({node for _, node in group.taken})
+            times = sum(node == order.node for _, node in group.taken)
+            if max(nodes, times) > limit:
                 yield (
-                    f"{order.node} is quarantined (event {event.seq}) as number {len(group.taken)} of group {name!r} "
-                    f"within {rules.window_s:g} s; its brake allows {limit} of {len(group.nodes)}"
+                    f"{order.node} is quarantined (event {event.seq}), {nodes} nodes of group {name!r} and this one "
+                    f"{times} times within {rules.window_s:g} s; its brake allows {limit} of {len(group.nodes)}"
                 )
 
 
