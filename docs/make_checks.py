@@ -38,7 +38,8 @@ that begins with `CRITICAL`, as those in deploy/slurm do.
 nonsense. A tool that is missing is "not applicable". What has just come up (a booted node, a driver that was loaded
 again) has its grace. What may pass by itself must be seen several looks in a row. Counters count by their rises: the
 first look and a reset are none. None of these fences a node. `--limit SECONDS` ends a whole run: what was found until
-then stands, the rest is UNKNOWN. The Prolog's is 240 s; Slurm's PrologEpilogTimeout must be longer.
+then stands, the rest is UNKNOWN. The Prolog's is 240 s; Slurm's PrologEpilogTimeout must be longer. Where the agent runs, the
+Prolog only reads what the agent has found in the last minute ([deploy/slurm](../deploy/slurm/README.md#what-the-prolog-costs)).
 """
 
 

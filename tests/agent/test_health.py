@@ -103,6 +103,17 @@ def test_hung_checks_never_fence_a_node(tmp_path):
     )
 
 
+def test_each_look_is_written_down_for_slurms_prolog(tmp_path):
+    """The newest look counts: a problem that has gone is not in it."""
+    script = Scripted([[(FAILED, 1)], []])
+    health, _ = watch(tmp_path / "state", Looker(Reach({}), NodeConfig(), clock=SystemClock()))
+    latest = tmp_path / "state" / "latest"
+    asyncio.run(health.look(script.source, [script.check]))
+    assert "CRITICAL  gpu-remap" in latest.read_text()
+    asyncio.run(health.look(script.source, [script.check]))
+    assert "CRITICAL" not in latest.read_text()
+
+
 def test_an_agent_that_starts_again_repeats_nothing_and_clears_what_has_gone(tmp_path):
     """What is open stands on disk."""
     first = scripted(tmp_path, [[(FAILED, 1)]])

@@ -7,20 +7,22 @@ from pathlib import Path
 import pytest
 
 from attack_fixture import Attempt
-from holdfast.adapters.probes import sysfs_reading
+from holdfast.adapters.probes import rounds, sysfs_reading
 from holdfast.adapters.probes.check import Status
 from holdfast.adapters.probes.rounds import Verdict
-from holdfast.cli import check, screen
+from holdfast.cli import check
 
 FORGED = "CRITICAL: gone"
 LINES = ["\n", "\r", "\x0b", "\x85", "\u2028", "\x1b[1A\x1b[2K"]
 
 
-@pytest.mark.attempt(actor="A job, towards the root agent of its node", asset="the agent", removed="cli.screen.clean")
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the agent", removed="adapters.probes.rounds.clean"
+)
 @pytest.mark.parametrize("end", LINES)
 def test_a_name_begins_no_line_of_its_own(attempt: Attempt, end: str) -> None:
     """The scripts drain a node for a line that begins with CRITICAL: a process named so must not write one."""
-    attempt.without(screen, "clean", lambda text: text)
+    attempt.without(rounds, "clean", lambda text: text)
     verdict = Verdict(check="left-over", status=Status.WARNING, detail=f"left over: python{end}{FORGED} (77)")
     text = "\n".join(check._lines([verdict], quiet=True))
     attempt.judge(succeeded=end in text)

@@ -11,6 +11,7 @@ import pytest
 from holdfast.adapters.emulated import devices
 from holdfast.adapters.emulated.faults import FAULTS, Hit
 from holdfast.adapters.emulated.layout import Devices
+from holdfast.adapters.probes.rounds import uptime_s
 
 GPUS = [(f"0000:{bus}:00", f"GPU-{bus}") for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")]
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
@@ -104,6 +105,34 @@ def test_the_prolog_drains_for_a_bad_node_only(node, program, tmp_path):
     wrong.chmod(0o755)
     assert script("prolog.sh", wrong).returncode == 0
     assert script("epilog.sh", tmp_path / "missing").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("age_s", "of_boot", "lines", "env", "expected"),
+    [
+        (10, "", "", {}, (0, "")),
+        (10, "", "WARNING   disk-space  nearly full\n", {}, (0, "WARNING   disk-space  nearly full\n")),
+        (10, "", "CRITICAL  gpu-ecc  2 errors\n", {}, (1, "CRITICAL  gpu-ecc  2 errors\n")),
+        (61, "", "CRITICAL  gpu-ecc  2 errors\n", {}, (0, "looked\n")),
+        (61, "", "", {"HOLDFAST_PROLOG_AGE_S": "120"}, (0, "")),
+        (10, "", "", {"HOLDFAST_PROLOG_AGE_S": "0"}, (0, "looked\n")),
+        (10, "another", "CRITICAL  gpu-ecc  2 errors\n", {}, (0, "looked\n")),
+        (61, "", "", {"HOLDFAST_PROLOG_OLD": "start"}, (0, "")),
+        (61, "", "", {"HOLDFAST_PROLOG_OLD": "refuse"}, (1, "CRITICAL  agent  no result of the node's agent within 60 s\n")),
+        (None, "", "", {}, (0, "looked\n")),
+        (None, "", "", {"HOLDFAST_PROLOG_OLD": "start"}, (0, "")),
+    ],
+)  # fmt: skip
+def test_the_prolog_reads_what_the_agent_has_found(tmp_path, age_s, of_boot, lines, env, expected):
+    """A result of this boot that is young enough; without one, what the site says: check now, start, or refuse."""
+    program = tmp_path / "holdfast"
+    program.write_text("#!/bin/sh\necho looked\n")
+    program.chmod(0o755)
+    boot = of_boot or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if age_s is not None:
+        (tmp_path / "latest").write_text(f"holdfast 1 {boot} {int(uptime_s()) - age_s}\n{lines}")
+    ran = script("prolog.sh", program, HOLDFAST_AGENT_STATE=str(tmp_path), **env)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (*expected, "")
 
 
 def test_the_prolog_measures_when_it_is_told_to(tmp_path):

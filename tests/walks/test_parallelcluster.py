@@ -51,7 +51,7 @@ SITE_PROLOG = """\
 #!/bin/sh
 # Where this lab has Holdfast, and the emulated GPUs of the node.
 HOLDFAST={place}/holdfast HOLDFAST_NODE_DIR={place}/nodes/$SLURMD_NODENAME HOLDFAST_PROLOG_LIMIT_S=$(/bin/cat {place}/limit)
-export HOLDFAST HOLDFAST_NODE_DIR HOLDFAST_PROLOG_LIMIT_S
+export HOLDFAST HOLDFAST_NODE_DIR HOLDFAST_PROLOG_LIMIT_S HOLDFAST_PROLOG_AGE_S=0
 exec {prolog}
 """
 HOLDFAST = '#!/bin/sh\nexec {python} -m holdfast.cli.main "$@"\n'

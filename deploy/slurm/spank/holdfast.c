@@ -118,6 +118,8 @@ static char *read_all(const char *name, size_t *length)
 	*length = 0;
 	while (file && (text = realloc(text, *length + BLOCK)) && (got = fread(text + *length, 1, BLOCK, file)) > 0)
 		*length += got;
+	if (text)
+		text[*length] = '\0';
 	if (file)
 		fclose(file);
 	return text;

@@ -23,6 +23,7 @@ from holdfast.adapters.probes.check import Check, Mode, NodeConfig, Problem, Sou
 from holdfast.adapters.probes.checks import CHECKS, SOURCES
 from holdfast.adapters.probes.config import chosen
 from holdfast.adapters.probes.rounds import Looker, Verdict
+from holdfast.agent.latest import LatestChecks
 from holdfast.agent.node_facts import NodeIdentity
 from holdfast.agent.told import cleared, seen
 from holdfast.detect.catalogue import Catalogue
@@ -90,13 +91,13 @@ class HealthWatch:
         self._catalogue = catalogue
         self._clock = clock
         self._report = report
-        self._file = state_dir / "open.json"
-        self._memory_file = memory_file(state_dir)
+        self._state_dir = state_dir
         self._rates = RuleRates()
         self._said: dict[str, str] = {}
         self._saved_at = float("-inf")
         self._changed = asyncio.Event()
         self._told = 0
+        self._latest = LatestChecks(state_dir)
 
     # --- life ---
 
@@ -104,8 +105,10 @@ class HealthWatch:
         """Look, for ever; a changed configuration takes effect at once."""
         while True:
             self._changed.clear()
+            plan = self._plan()
+            self._latest.expect(source.name for source, _ in plan)
             tasks: list[asyncio.Task[Any]] = [
-                asyncio.create_task(self._follow(source, checks)) for source, checks in self._plan()
+                asyncio.create_task(self._follow(source, checks)) for source, checks in plan
             ]
             tasks.append(asyncio.create_task(self._changed.wait()))
             try:
@@ -168,6 +171,7 @@ class HealthWatch:
             if self.looker.enabled(CHECKS.get(verdict.check, checks[0]), Mode.PERIODIC):
                 self._take(verdict)
         self.looks += 1
+        self._latest.write(source.name, self.verdicts.values())
         if self._clock.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save()
 
@@ -280,8 +284,8 @@ class HealthWatch:
         """Write down what is open and what was learned. A disk that refuses costs a second telling after a restart."""
         self._saved_at = self._clock.monotonic()
         with contextlib.suppress(OSError):
-            write_whole(self._file, msgspec.json.encode(_Kept(self.open)))
-            self.looker.remember().save(self._memory_file)
+            write_whole(self._state_dir / "open.json", msgspec.json.encode(_Kept(self.open)))
+            self.looker.remember().save(memory_file(self._state_dir))
 
 
 def memory_file(state_dir: Path) -> Path:

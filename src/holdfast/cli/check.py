@@ -22,7 +22,16 @@ from holdfast.adapters.probes.checks import CHECKS, SOURCES, of_mode
 from holdfast.adapters.probes.checks_node import describe
 from holdfast.adapters.probes.config import chosen, load_config
 from holdfast.adapters.probes.reach import Reach
-from holdfast.adapters.probes.rounds import NEVER, Looker, Memory, Verdict, exit_code, uptime_s
+from holdfast.adapters.probes.rounds import (
+    NEVER,
+    Looker,
+    Memory,
+    Verdict,
+    exit_code,
+    is_bad,
+    line_of,
+    uptime_s,
+)
 from holdfast.agent.health import memory_file
 from holdfast.agent.node_facts import current_boot_id, read_machine
 from holdfast.agent.process import DEFAULT_STATE
@@ -31,16 +40,6 @@ from holdfast.cli.answer import Answer, answering
 from holdfast.cli.json_forms import fields_of, form
 from holdfast.cli.options import AgentConfigOption
 from holdfast.errors import HoldfastError, UsageError
-
-MARKS = {
-    Status.OK: "OK      ",
-    Status.WARNING: "WARNING ",
-    Status.CRITICAL: "CRITICAL",
-    Status.UNKNOWN: "UNKNOWN ",
-    Status.WARMING: "warming ",
-    Status.ABSENT: "-       ",
-    Status.OFF: "off     ",
-}
 
 
 @answering
@@ -128,12 +127,7 @@ async def _run(
 
 def _lines(verdicts: Sequence[Verdict], *, quiet: bool) -> Iterator[str]:
     width = max((len(verdict.check) for verdict in verdicts), default=0)
-    for verdict in verdicts:
-        bad = verdict.status in {Status.WARNING, Status.CRITICAL, Status.UNKNOWN}
-        if quiet and not bad:
-            continue
-        detail = screen.clean(verdict.detail) or "well"
-        yield f"{MARKS[verdict.status]}  {verdict.check:<{width}}  {detail}"
+    return (line_of(verdict, width) for verdict in verdicts if is_bad(verdict) or not quiet)
 
 
 def _form(verdicts: Sequence[Verdict], mode: Mode | None) -> dict[str, object]:

@@ -31,6 +31,7 @@ from holdfast.adapters.probes.facts import GpuFacts, NvmlFacts
 from holdfast.adapters.probes.reach import LIMIT_S, Reach
 from holdfast.detect.counters import CounterFold
 from holdfast.detect.trends import Course
+from holdfast.model.plain_text import clean
 from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
@@ -55,6 +56,27 @@ class Verdict(Struct, frozen=True, kw_only=True):
     def conclusive(self) -> bool:
         """Did it see the whole truth, so that what it did not see is not there?"""
         return self.status in {Status.OK, Status.WARNING, Status.CRITICAL}
+
+
+MARKS = {
+    Status.OK: "OK      ",
+    Status.WARNING: "WARNING ",
+    Status.CRITICAL: "CRITICAL",
+    Status.UNKNOWN: "UNKNOWN ",
+    Status.WARMING: "warming ",
+    Status.ABSENT: "-       ",
+    Status.OFF: "off     ",
+}
+
+
+def is_bad(verdict: Verdict) -> bool:
+    """Worth a line where only problems are told."""
+    return verdict.status in {Status.WARNING, Status.CRITICAL, Status.UNKNOWN}
+
+
+def line_of(verdict: Verdict, width: int = 0) -> str:
+    """One line, which Slurm's scripts read, too: nothing that a process is named may begin another."""
+    return f"{MARKS[verdict.status]}  {verdict.check:<{width}}  {clean(verdict.detail) or 'well'}"
 
 
 class Memory(Struct, kw_only=True):
