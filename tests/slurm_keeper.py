@@ -129,7 +129,8 @@ class Kept:
 
     def notices(self) -> str:
         """What people were told."""
-        return (self.folder / "controller" / "notices.jsonl").read_text()
+        path = self.folder / "controller" / "notices.jsonl"
+        return path.read_text() if path.exists() else ""
 
     def incidents(self) -> list[dict[str, Any]]:
         return list(self.get("incidents"))

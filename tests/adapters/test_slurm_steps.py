@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from holdfast.adapters.slurm.steps import (
+    _LONG,
+    _LONG_WITH_VALUE,
     attempt_argv,
     exported_with_ours,
     output_glob,
@@ -15,7 +20,9 @@ from holdfast.adapters.slurm.steps import (
     take_own,
 )
 from holdfast.errors import UsageError
+from slurm_fixture import need_slurm
 
+VALUES = (["--tasks-per-node", "1"], ["--treewidth", "64"], ["--msg-timeout", "9"], ["--cluster", "a"], ["--stepmgr"])
 NODES = ("node01", "node02", "node03", "node04")
 
 
@@ -28,9 +35,42 @@ def test_own_options_are_taken_from_among_sruns_and_not_from_the_programs() -> N
 
 def test_an_options_value_is_not_taken_for_the_program() -> None:
     """`-o FILE`, `--output FILE`, `-lN 2` and abbreviations take their next word with them."""
-    for words in (["-o", "out"], ["--output", "out"], ["-lN", "2"], ["--ntasks-per-n", "2"], ["--job-name", "x"]):
+    for words in (
+        ["-o", "out"],
+        ["--output", "out"],
+        ["-lN", "2"],
+        ["--ntasks-per-n", "2"],
+        ["--job-name", "x"],
+        *VALUES,
+    ):
         taken = take_own([*words, "--auto-resume=1", "prog"])
         assert (taken.own, taken.rest) == (("--auto-resume=1",), (*words, "prog"))
+
+
+def test_tasks_per_node_has_a_second_name() -> None:
+    """Srun takes `--tasks-per-node` as well: then the step's number of tasks is not worked out from the job's."""
+    call = read_call(["--tasks-per-node", "2", "-N2", "prog"])
+    assert call.value("ntasks-per-node") == "2"
+    assert shape_of(call, NODES, {"SLURM_NTASKS": "7"}, spares=None).tasks is None
+
+
+@pytest.mark.soak
+@pytest.mark.cluster
+def test_the_installed_srun_takes_values_as_we_do(tmp_path: Path) -> None:
+    """Of each option that it knows, the real srun says itself whether it needs another word."""
+    need_slurm()
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+    env = {**os.environ, "SLURM_CONF": str(conf), "LC_ALL": "C"}
+    wrong = []
+    for option in sorted(_LONG):
+        argv = ["srun", f"--{option}"]
+        said = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        ).stderr
+        if "unrecognized option" not in said and ("requires an argument" in said) != (option in _LONG_WITH_VALUE):
+            wrong.append(option)
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,35 @@ while not os.path.exists("go"):
     assert "attempt=1" not in step.text()
 
 
+def test_a_step_waits_for_a_slurmctld_that_is_away(step: Step) -> None:
+    """A rank dies while slurmctld is down, so that srun cannot ask for a step: the same attempt waits, and begins when
+    slurmctld is back. No restart is spent, and the script keeps its allocation."""
+    task = task_file(
+        step,
+        """
+while attempt == 0 and not os.path.exists("go"):
+    time.sleep(0.01)
+if attempt == 0 and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.2 if attempt else 60)
+""",
+    )
+    step.submit(holdfast(step, "--max-restarts=1 -N2 -n2", task), "--nodes=2")
+    step.began(0, 2)
+    step.watched()
+    step.judged()
+    step.lab.daemons.stop("slurmctld", sig=9)
+    try:
+        (step.folder / "go").touch()
+        step.until("srun's refusal", r"^srun: error: Unable to confirm allocation", 2)
+        assert "code=" not in step.text()
+    finally:
+        step.lab.daemons.start_ctld()
+    step.began(1, 2)
+    assert step.code() == 0
+    assert "waiting for slurmctld" in step.text()
+
+
 def test_a_node_that_falls_silent_is_left_within_the_lease(step: Step, netns_lab: SlurmLab) -> None:
     """A cut node says nothing, not even that it is gone: its own watcher ends its tasks before the step runs elsewhere."""
     task = task_file(
@@ -351,7 +380,7 @@ if attempt == 0 and rank == 1:
 time.sleep(0.2 if attempt else 60)
 """,
     )
-    step.submit(holdfast(step, "-N2 -n2 --spares=1", task), "--nodes=3")
+    step.submit(holdfast(step, "-N2 --tasks-per-node 1 --msg-timeout 9 --spares=1", task), "--nodes=3")
     before = step.began(0, 2)
     after = step.began(1, 2)
     assert step.code() == 0

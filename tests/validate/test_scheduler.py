@@ -43,6 +43,13 @@ def test_the_version_and_every_value_are_shown() -> None:
         ({"ReturnToService": "0"}, "ReturnToService", Verdict.WARN, "ReturnToService=1"),
         ({"SlurmdTimeout": "0 sec"}, "SlurmdTimeout", Verdict.FAIL, "SlurmdTimeout=120"),
         ({"SlurmdTimeout": "3600 sec"}, "SlurmdTimeout", Verdict.WARN, "SlurmdTimeout=120"),
+        ({"SlurmdTimeout": "20 sec"}, "SlurmdTimeout", Verdict.WARN, "SlurmdTimeout=120"),
+        (
+            {"SchedulerParameters": "defer,disable_job_shrink"},
+            "job_shrink",
+            Verdict.WARN,
+            "take disable_job_shrink out",
+        ),
         ({"KillWait": "600 sec"}, "KillWait", Verdict.WARN, "KillWait=30"),
         ({"MessageTimeout": "60 sec"}, "UnkillableStepTimeout", Verdict.WARN, "UnkillableStepTimeout=300"),
         ({"ResumeTimeout": "60 sec"}, "ResumeTimeout", Verdict.WARN, "ResumeTimeout=900"),

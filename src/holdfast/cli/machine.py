@@ -22,6 +22,7 @@ from msgspec import Struct
 from holdfast.lab.packages import advice, missing_packages, search_path
 from holdfast.os.files import text_of
 from holdfast.os.programs import Command, run_blocking
+from holdfast.validate import scheduler
 
 TOOL_LIMIT_S = 5.0
 DISK_LOW_BYTES = 2 * 1024**3
@@ -192,6 +193,17 @@ def program(*argv: str) -> Found:
     return State.OK, line
 
 
+def lost_nodes() -> Found:
+    """Whether Slurm is set so that a job outlives a node that it loses."""
+    ran = run_blocking(Command(argv=("scontrol", "show", "config")), TOOL_LIMIT_S)
+    if ran.code:
+        return State.ABSENT, "no Slurm answers here"
+    bad = scheduler.lost_nodes(ran.out)
+    if not bad:
+        return State.OK, "leave their jobs, which go on"
+    return State.MISSING, "; ".join(item.why for item in bad), "; ".join(item.advice for item in bad)
+
+
 STACKS = "stacks of ranks without telemetry"
 CHECKS: tuple[tuple[str, str, Callable[[], Found]], ...] = (
     ("python", "everything", python),
@@ -210,6 +222,7 @@ CHECKS: tuple[tuple[str, str, Callable[[], Found]], ...] = (
     ("slurm", "jobs and nodes on Slurm", slurm),
     ("munge", "authentication on Slurm", partial(program, "munge", "--version")),
     ("kubectl", "jobs and nodes on Kubernetes", partial(program, "kubectl", "version", "--client")),
+    ("lost nodes", "jobs on Slurm that outlive one", lost_nodes),
     ("systemd", "running the agent as a service", partial(program, "systemctl", "--version")),
 )
 """Name, what it serves, and what looks."""

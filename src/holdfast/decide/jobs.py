@@ -155,6 +155,8 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
             turn.claim(job, Claim.HOLD_ENDED)
             restart.adopt(turn, job, "somebody else released it")
         return
+    if state is JobState.WATCHING and view.state is SchedulerState.HELD and old.state not in _QUEUED:
+        _held_after_its_run(turn, job)
     if not grown:
         return
     job_record.end_with_its_run(turn, job)
@@ -166,6 +168,18 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     else:
         restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
+
+
+def _held_after_its_run(turn: Turn, job: JobRecord) -> None:
+    """Tell its owner, once: the scheduler (RequeueExitHold, an expedited requeue) or a person wants it so."""
+    if job.view.recovery is None:
+        return
+    why = f" ({job.view.reason})" if job.view.reason else ""
+    text = (
+        f"The scheduler or a person has requeued it and holds it{why}. Nothing is done about it until somebody "
+        f"releases it: scontrol release {job.key.id}."
+    )
+    turn.notify(job.about, Severity.WARNING, f"{job.name} is held in the queue", text, job=job.key)
 
 
 def _is_let_go(turn: Turn, job: JobRecord, old: JobView) -> bool:

@@ -99,6 +99,8 @@ class LauncherNodes:
         """See `Nodes`. The scheduler is asked early where its daemons listen."""
         if self._scheduler is not None:
             await self._scheduler.learn()
+            if warning := self._scheduler.warning:
+                self._voice.say(warning)
 
     def attempt_started(self, *, in_place: bool) -> None:
         """See `Nodes`. Lost nodes leave the job once it goes on without them."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from holdfast.adapters.slurm.daemons import NodeAddress, daemon_answers
+from holdfast.adapters.slurm.output import NO_SHRINK
 from holdfast.adapters.slurm.own_job import OwnJob
 from holdfast.errors import LinkError, OrderError
 
@@ -53,6 +54,12 @@ class SlurmNodes:
     def address(self, node: str) -> NodeAddress | None:
         """Where its daemon listens, as far as is known."""
         return self._known.get(node)
+
+    @property
+    def warning(self) -> str:
+        """What the site's settings will cost this job when a node is lost; empty: nothing, as far as is known."""
+        cluster = self._own_job.cluster
+        return NO_SHRINK if cluster is not None and not cluster.may_shrink and len(self._nodes) > 1 else ""
 
     @property
     def has_let_go(self) -> bool:

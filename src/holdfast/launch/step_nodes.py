@@ -94,6 +94,8 @@ class StepNodes:
 
     async def begun(self) -> None:
         """See `Nodes`. The watchers come after the tasks, which wait for nobody."""
+        if warning := self._slurm.warning:
+            self._voice.say(warning)
         if self._crew.port is not None:
             self.watchers.start(self._others())
             self._background.run(self._keep_watching())
@@ -210,7 +212,7 @@ class StepNodes:
 
     async def _let_gone_go(self) -> None:
         if said := await self._slurm.let_go(self._crew.gone - {self._place.node}):
-            self._voice.note(said)
+            self._voice.say(said)
 
     async def _note_excluded(self) -> None:
         record = await self._events.job_record()

@@ -11,13 +11,16 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from msgspec import Struct
 
+from holdfast.adapters.slurm.srun_words import StepRefusals
 from holdfast.adapters.slurm.steps import SrunCall, StepShape, attempt_argv
+from holdfast.errors import PermanentOrderError
 from holdfast.launch import process
 from holdfast.launch.environment import AttemptSpec, attempt_environment
 from holdfast.launch.frames import (
@@ -43,6 +46,8 @@ _SRUN_EXIT_S = 2.0
 """After its tasks are gone srun ends by itself within a tenth of a second; then the step is over for the scheduler."""
 _SRUN_ABORT_S = 15.0
 _LOST_EXIT_S = 0.1
+CONTROLLER_AWAY_S = 2.0
+"""Between two tries of srun while slurmctld is away."""
 _UNSEEN_S = 0.5
 """On nodes without a watcher srun has to end the tasks. It is told to after this time, in which the words of a
 person's cancel arrive: after that they could not be told from the words about ours."""
@@ -180,7 +185,14 @@ class SrunStep(Struct, frozen=True):
 class StepAttempt:
     """One run of srun."""
 
-    def __init__(self, spec: AttemptSpec, child: Child, log: IO[bytes], files: StepFiles, words: StepWords) -> None:
+    def __init__(
+        self, spec: AttemptSpec, child: Child, log: IO[bytes], files: StepFiles, words: StepWords, *, overlap: bool
+    ) -> None:
+        self.again: asyncio.TimerHandle | None = None
+        """Srun is started again at this time: slurmctld was away."""
+        self.has_waited = False
+        self.refusals = StepRefusals()
+        self.overlap = overlap
         self.spec = spec
         self.child = child
         self.log = log
@@ -192,6 +204,18 @@ class StepAttempt:
     def is_ending(self) -> bool:
         """It is being ended by us."""
         return self.words.is_ending
+
+    def hear(self, lines: list[bytes]) -> None:
+        """Whole lines that srun has printed. That slurmctld is away explains nothing."""
+        now = time.monotonic()
+        told = [line for line in lines if not self.refusals.is_one(line[:500].decode(errors="replace"), now)]
+        self.words.take(told)
+
+    def stop_waiting(self) -> None:
+        """Srun is not started again."""
+        if self.again is not None:
+            self.again.cancel()
+            self.again = None
 
     async def exits(self, limit_s: float) -> bool:
         """Whether srun ends within this time."""
@@ -232,25 +256,20 @@ class StepRunner:
 
     # --- start ---
 
+    @property
+    def is_waiting(self) -> bool:
+        """There is no srun, because slurmctld is away."""
+        return self.attempt is not None and self.attempt.again is not None
+
     def start(self, spec: AttemptSpec, *, overlap: bool) -> None:
         """Start srun for this attempt. Raises PermanentOrderError."""
         folder = self._place.logs(spec.attempt)
         log = _open_log(folder / "output.log")
         self._voice.write_to(folder / f"launcher-{self._place.node}.log")
-        argv = self._step.argv(spec, overlap=overlap)
-        self._voice.note(f"starting {' '.join(argv[:12])}")
         files = self._step.files(spec.attempt)
         self._hurry.clear()
         self._slots.begin(spec.attempt)
-        with self._pipes.opened() as ends:
-            child = process.spawn(
-                argv,
-                env=self._step.environment(spec),
-                stdin=0,
-                stdout=ends[1],
-                stderr=ends[2],
-                own_session=not self.is_interactive,
-            )
+        child = self._spawn(spec, overlap=overlap)
         words = StepWords(
             self._place,
             spec,
@@ -261,13 +280,41 @@ class StepRunner:
             waits=self._step.waits,
             voice=self._voice,
         )
-        attempt = StepAttempt(spec, child, log, files, words)
+        attempt = StepAttempt(spec, child, log, files, words, overlap=overlap)
         self.attempt = attempt
-        self._pipes.listen(log, words.take)
-        child.on_exit = lambda _: self._ended(attempt)
-        if child.exit is not None:
-            self._ended(attempt)
+        self._follow(attempt)
         self._matcher.begin()
+
+    def _spawn(self, spec: AttemptSpec, *, overlap: bool) -> Child:
+        argv = self._step.argv(spec, overlap=overlap)
+        self._voice.note(f"starting {' '.join(argv[:12])}")
+        with self._pipes.opened() as ends:
+            return process.spawn(
+                argv,
+                env=self._step.environment(spec),
+                stdin=0,
+                stdout=ends[1],
+                stderr=ends[2],
+                own_session=not self.is_interactive,
+            )
+
+    def _follow(self, attempt: StepAttempt) -> None:
+        self._pipes.listen(attempt.log, attempt.hear)
+        attempt.child.on_exit = lambda _: self._ended(attempt)
+        if attempt.child.exit is not None:
+            self._ended(attempt)
+
+    def _start_again(self, attempt: StepAttempt) -> None:
+        """Slurmctld was away."""
+        attempt.again = None
+        attempt.refusals.is_refused = False
+        try:
+            attempt.child = self._spawn(attempt.spec, overlap=attempt.overlap)
+        except PermanentOrderError as error:
+            self._voice.say(str(error))
+            self._over(attempt)
+            return
+        self._follow(attempt)
 
     async def watch(self) -> None:
         """Slots, output files, and what was printed before the matcher was ready, until cancelled."""
@@ -285,6 +332,16 @@ class StepRunner:
     def _ended(self, attempt: StepAttempt) -> None:
         """Srun has ended, by itself or by us; what it still said is in the pipes."""
         self._pipes.drain()
+        if self._step.is_acting and attempt.refusals.is_refused and not attempt.is_ending:
+            if not attempt.has_waited:
+                self._voice.say("waiting for slurmctld, which makes no step now; this counts as no restart")
+                attempt.has_waited = True
+            self._pipes.close()
+            attempt.again = asyncio.get_running_loop().call_later(CONTROLLER_AWAY_S, self._start_again, attempt)
+            return
+        self._over(attempt)
+
+    def _over(self, attempt: StepAttempt) -> None:
         how = attempt.child.exit or Exit()
         if not attempt.is_ending:
             self.last_exit = how
@@ -328,6 +385,7 @@ class StepRunner:
         if attempt is None:
             return
         attempt.words.findings.is_ending = True
+        attempt.stop_waiting()
         own = asyncio.create_task(self.end_own_tasks(attempt.spec.epoch))
         if not is_seen and not await attempt.exits(_UNSEEN_S):
             # Two interrupts within a second have srun kill the step (srun(1), "SIGNALS AND ESCAPE SEQUENCES").

@@ -67,7 +67,7 @@ class StepSupervisor:
 
     def end_job(self, signum: int) -> None:
         """The job is being ended; an interrupt from the terminal has reached srun already, which knows its meaning."""
-        if signum == signal.SIGINT and self.runner.is_interactive:
+        if signum == signal.SIGINT and self.runner.is_interactive and not self.runner.is_waiting:
             self._interrupted_at = time.monotonic()
         else:
             self.leader.end_job(signum)

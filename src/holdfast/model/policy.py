@@ -122,8 +122,8 @@ class NodeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Begin at the rung that the finding's catalogue entry names (74 -> replace, 73 -> reboot)."""
     repair_when_drained: bool = True
     failed_prolog_is_a_fault: bool = False
-    """Slurm: a node that Slurm drained because its Prolog or Epilog failed is fenced, repaired and returned; otherwise
-    such a drain is left to people."""
+    """Slurm: a node that Slurm drained because its Prolog or Epilog failed, or a task there could not be killed, is
+    fenced, repaired and returned; otherwise such a drain is left to people."""
     action_reason: bool = False
     """Slurm: mark a fenced node in HyperPod's words, state FAIL and reason `Action:Replace` or `Action:Reboot`."""
     validate: bool = True

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from holdfast.adapters.slurm.output import config_of, leading_number
+from holdfast.adapters.slurm.output import NO_SHRINK, config_of, leading_number, may_shrink
 from holdfast.validate import tool_runs
 from holdfast.validate.registry import Options
-from holdfast.validate.results import Item, absent, failed, warned
+from holdfast.validate.results import Item, Verdict, absent, failed, warned
 
 LIMIT_S = 20.0
 TORCHRUN_JOIN_S = 600.0
 """torchrun's default rendezvous join time-out (torch.distributed.elastic, `join_timeout`)."""
 NOWHERE = "Could not establish a configuration source"
 NONE = "(null)"
+LET_GO_S = 30
+"""A lost node has left its job by then: the lease (3 s) and the start of the next attempt elsewhere."""
 NEVER = 65_533
 """Slurm's INFINITE and NO_VAL for 16 bits begin here."""
 
@@ -75,9 +77,25 @@ def _slurmd_timeout(known: Mapping[str, str]) -> Item:
     value, why = leading_number(known, "SlurmdTimeout"), ""
     if value == 0:
         why = "Slurm never notices that a node has gone: its job hangs until somebody cancels it"
+    elif value is not None and value < LET_GO_S:
+        why = f"Slurm gives a lost node up after {value} s and ends its job, maybe before the job has let it go"
     elif value is not None and value > 600:
         why = f"a lost node is noticed by Slurm after {value} s, when NCCL has given up (600 s) already"
     return _item("SlurmdTimeout", f"{value} s", why, "SlurmdTimeout=120", fails=value == 0)
+
+
+def _shrink(known: Mapping[str, str]) -> Item:
+    if may_shrink(known):
+        return _item("job_shrink", "allowed")
+    line = "take disable_job_shrink out of SchedulerParameters"
+    return _item("job_shrink", "disabled", NO_SHRINK, line)
+
+
+def lost_nodes(config: str) -> list[Item]:
+    """Of `judge` what a job needs that outlives a lost node (docs/slurm.md). Bad settings alone."""
+    known = config_of(config)
+    looked = (look(known) for look in (_slurmd_timeout, _shrink, _return_to_service, _requeue))
+    return [item for item in looked if item.verdict is not Verdict.PASS]
 
 
 def _kill_wait(known: Mapping[str, str]) -> Item:
@@ -139,6 +157,7 @@ _SETTINGS = (
     _requeue,
     _return_to_service,
     _slurmd_timeout,
+    _shrink,
     _kill_wait,
     _unkillable,
     _resume,

@@ -135,6 +135,23 @@ def test_a_reboot_by_a_dead_slurmd_is_refused_at_once(lab: SlurmLab, tmp_path: P
 
 
 @pytest.mark.soak
+def test_a_node_whose_task_could_not_be_killed_is_repaired_and_returned(lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm's own drain, in slurmctld's own words: by policy it becomes ours, and the node is rebooted and returned."""
+    policy = SWIFT.replace("[node]", "[node]\nfailed_prolog_is_a_fault = true\nladder = ['reboot']")
+    kept = Kept(lab, tmp_path, policy)
+    try:
+        kept.start()
+        before = kept.until(lambda: kept.node("node01").get("view", {}).get("boot_id"), "seen")
+        lab.run(["scontrol", "update", "NodeName=node01", "State=DRAIN", "Reason=Kill task failed"])
+        kept.until(lambda: kept.node("node01")["state"] != "healthy", "its repair begins")
+        kept.until(lambda: kept.node("node01")["state"] == "healthy", "in service", 60)
+        assert kept.node("node01")["view"]["boot_id"] != before
+        assert lab.node_states()["node01"] == "idle"
+    finally:
+        kept.end()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "programs",
     [

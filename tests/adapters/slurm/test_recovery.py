@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.adapters.slurm.output import node_names
+from holdfast.adapters.slurm.output import NO_SHRINK, node_names
 from holdfast.errors import LinkError
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
@@ -121,6 +123,51 @@ def test_a_job_that_failed_while_nobody_looked_is_recovered(slurm_lab: SlurmLab,
     slurm_lab.until_job(job, "FAILED")
     kept.start()
     assert slurm_lab.until_job(job, "RUNNING")["Restarts"] == "1"
+
+
+@pytest.mark.soak
+def test_a_site_where_no_job_may_shrink_is_told_what_a_lost_node_costs(slurm_lab: SlurmLab, kept: Kept) -> None:
+    """By doctor; the owner of a job of several nodes by a notice when it is submitted, and by its launcher."""
+    conf, cwd = slurm_lab.facts.conf, folder_of(slurm_lab, "shrink")
+    stock = conf.read_text()
+    holdfast = Path(sys.executable).with_name("holdfast")
+    try:
+        conf.write_text(f"{stock}SchedulerParameters=disable_job_shrink,sched_interval=1,batch_sched_delay=0\n")
+        slurm_lab.run(["scontrol", "reconfigure"])
+        said = subprocess.run(
+            [str(holdfast), "doctor", "--json"], env=slurm_lab.env(), capture_output=True, text=True, timeout=60
+        ).stdout
+        (fact,) = [fact for fact in json.loads(said) if fact["name"] == "lost nodes"]
+        assert "disable_job_shrink" in fact["advice"]
+        assert "SlurmdTimeout=120" in fact["advice"]  # the lab's own is short
+        kept.end()
+        kept.start()
+        script = f"#!/bin/bash\n#SBATCH --nodes=2 --output=out\n{OURS}\n{holdfast} srun --auto-resume=1 true\n"
+        slurm_lab.sbatch([], script=script, cwd=cwd)
+        kept.until(lambda: NO_SHRINK in kept.notices(), "its owner is told")
+        kept.until(lambda: (cwd / "out").exists() and NO_SHRINK in (cwd / "out").read_text(), "its launcher says so")
+    finally:
+        conf.write_text(stock)
+        slurm_lab.run(["scontrol", "reconfigure"])
+
+
+def test_the_owner_of_a_job_that_slurm_itself_holds_is_told(slurm_lab: SlurmLab, kept: Kept) -> None:
+    """RequeueExitHold: Slurm queues the failed job anew and holds it for a person. It stays so, and is released by one."""
+    conf = slurm_lab.facts.conf
+    stock = conf.read_text()
+    try:
+        conf.write_text(f"{stock}RequeueExitHold=7\n")
+        slurm_lab.run(["scontrol", "reconfigure"])
+        job = slurm_lab.sbatch(["--output=/dev/null"], script=ONCE.replace("exit 3", "exit 7"))
+        kept.until(lambda: kept.job(job).get("view", {}).get("state") == "held", "held")
+        kept.until(lambda: f"scontrol release {job}" in kept.notices(), "its owner is told")
+        assert orders_about(kept, job) == []
+        slurm_lab.run(["scontrol", "release", job])
+        kept.until(lambda: slurm_lab.job(job)["JobState"] == "RUNNING", "it runs again")
+        assert kept.state(job) == "watching"
+    finally:
+        conf.write_text(stock)
+        slurm_lab.run(["scontrol", "reconfigure"])
 
 
 def test_a_task_of_an_array_is_recovered_alone(slurm_lab: SlurmLab, kept: Kept) -> None:

@@ -91,6 +91,15 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """There is a RebootProgram."""
     hides_jobs: bool = False
     """PrivateData keeps jobs of other users from whoever is no operator."""
+    may_shrink: bool = True
+    """A job may let nodes go."""
+
+
+NO_SHRINK = (
+    "Slurm lets no job shrink here (SchedulerParameters=disable_job_shrink), so a job whose node is lost is ended or "
+    "requeued at SlurmdTimeout, also where it goes on without that node"
+)
+"""Told to owners of jobs of several nodes when these begin, and by `holdfast doctor`."""
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -387,6 +396,11 @@ def leading_number(told: Mapping[str, str], key: str) -> int | None:
     return int(hit.group()) if hit is not None else None
 
 
+def may_shrink(told: Mapping[str, str]) -> bool:
+    """A job may let nodes go, by what `config_of` read."""
+    return "disable_job_shrink" not in told.get("SchedulerParameters", "").casefold()
+
+
 def facts_of_config(raw: str) -> ClusterFacts:
     """The facts in `scontrol show config`."""
     told = config_of(raw)
@@ -398,6 +412,7 @@ def facts_of_config(raw: str) -> ClusterFacts:
         min_job_age_s=300 if job_age_s is None else job_age_s,
         slurmd_port=leading_number(told, "SlurmdPort") or 0,
         reboots=bool(text(told.get("RebootProgram", ""))),
+        may_shrink=may_shrink(told),
         hides_jobs=bool({"jobs", "all"} & {word.strip() for word in told.get("PrivateData", "").split(",")}),
     )
 

@@ -25,8 +25,8 @@ from msgspec import Struct
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.daemons import NodeAddress, address_of
 from holdfast.adapters.slurm.node_output import nodes_of_text
-from holdfast.adapters.slurm.output import facts_of_config, node_names, text
-from holdfast.adapters.slurm.tool import is_queued
+from holdfast.adapters.slurm.output import ClusterFacts, facts_of_config, node_names, text
+from holdfast.adapters.slurm.tool import is_queued, is_transient
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.os.programs import Command, run
 
@@ -34,7 +34,6 @@ _LIMIT_S = 10.0
 _NODE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _JOB = re.compile(r"^\d+(_\d+)?$")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:]*)=(\S*)")
-_RETRIED = ("Socket timed out", "Transient error", "temporarily unavailable", "Unable to contact slurm controller")
 RECALL_LIMIT_MIN = 5
 AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0)
 """Pauses between tries of a requeue while slurmctld is busy or away: its restart must not cost the job its return."""
@@ -138,7 +137,8 @@ class OwnJob:
         self.name = name
         self._folder = folder
         self._environ = dict(environ)
-        self._slurmd_port = 0
+        self.cluster: ClusterFacts | None = None
+        """How Slurm is configured, once `addresses` has asked."""
 
     async def _run(self, *argv: str, limit_s: float = _LIMIT_S, environ: Mapping[str, str] | None = None) -> str:
         env = self._environ if environ is None else environ
@@ -150,7 +150,7 @@ class OwnJob:
         if ran.code:
             said = (ran.err or ran.out).strip().splitlines()
             why = f"{argv[0]} {argv[1]}: {said[-1] if said else f'exit code {ran.code}'}"
-            raise TemporaryOrderError(why) if any(mark in why for mark in _RETRIED) else PermanentOrderError(why)
+            raise TemporaryOrderError(why) if is_transient(why) else PermanentOrderError(why)
         return ran.out
 
     async def _patiently(self, *argv: str) -> str:
@@ -168,16 +168,16 @@ class OwnJob:
     async def addresses(self, nodes: Sequence[str]) -> dict[str, NodeAddress]:
         """Where the daemons of these nodes listen. Raises OrderError or LinkError."""
         told = await self._run("scontrol", "--oneliner", "show", "node", ",".join(nodes))
-        if not self._slurmd_port:
-            self._slurmd_port = facts_of_config(await self._run(*commands.CONFIG)).slurmd_port
-        return read_addresses(told, self._slurmd_port)
+        if self.cluster is None:
+            self.cluster = facts_of_config(await self._run(*commands.CONFIG))
+        return read_addresses(told, self.cluster.slurmd_port)
 
     async def let_go(self, keep: Sequence[str]) -> None:
         """Shrink the job to these nodes, so that what becomes of the others does not end it.
 
-        Raises OrderError or LinkError.
+        Tried for two minutes while slurmctld is busy or away. Raises OrderError or LinkError.
         """
-        await self._run(*_shrunk(self.name, keep))
+        await self._patiently(*_shrunk(self.name, keep))
 
     async def requeue(self, exclude: Sequence[str], *, gone: Collection[str] = (), size: int = 0) -> str:
         """Requeue the job and have it come back at once without these nodes. Our own processes end by this.

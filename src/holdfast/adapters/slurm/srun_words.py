@@ -10,6 +10,8 @@ import re
 
 from msgspec import Struct
 
+from holdfast.adapters.slurm.tool import is_transient
+
 
 class TaskEnd(Struct, frozen=True):
     """srun's line about tasks of one node that ended badly."""
@@ -29,6 +31,7 @@ _SIGNALS = {
     "Out Of Memory": 9,
 }  # fmt: skip
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (?P<node>[A-Za-z0-9._-]+)")
+_UNSTARTED = re.compile(r"^srun: error: Unable to (?:confirm allocation|create step) for job \d+: (?P<why>[^\n]*)")
 _LAUNCH_WAITS = re.compile(r"^srun: Job(?: \d+)? step creation (?:temporarily disabled|still disabled), retrying")
 
 
@@ -64,6 +67,33 @@ def lost_node(line: str) -> str | None:
 def is_waiting_for_nodes(line: str) -> bool:
     """It cannot start: an earlier step still holds what it needs."""
     return _LAUNCH_WAITS.match(line) is not None
+
+
+SETTLES_S = 60.0
+"""A slurmctld that was away believes so long that steps from before hold the job's memory, and refuses new ones."""
+
+
+class StepRefusals:
+    """Folds srun's words about a step that was not made into one question: is it worth starting srun again?
+
+    Such an srun ends at once, and nothing of the step has run. Worth it is a slurmctld that is busy or away, and for
+    `SETTLES_S` after that any refusal.
+    """
+
+    def __init__(self) -> None:
+        self.is_refused = False
+        self._settles_until = float("-inf")
+
+    def is_one(self, line: str, now: float) -> bool:
+        """Read one line of srun's stderr; `now` is any clock in seconds."""
+        found = _UNSTARTED.match(line)
+        if found is None:
+            return False
+        if is_transient(found["why"]):
+            self._settles_until = now + SETTLES_S
+        is_one = now < self._settles_until
+        self.is_refused = self.is_refused or is_one
+        return is_one
 
 
 # --- who ended it -----------------------------------------------------------------------------------------------------

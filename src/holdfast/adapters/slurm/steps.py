@@ -17,26 +17,27 @@ from holdfast.errors import UsageError
 
 _SHORT_WITH_VALUE = frozenset("AbBcCdDeGiJLmMnNopqrStTUwWxF")
 _LONG_WITH_VALUE = frozenset({
-    "account", "acctg-freq", "bb", "bbf", "bcast-exclude", "begin", "bind", "cluster-constraint", "clusters",
-    "chdir", "comment", "constraint", "container", "container-image", "container-mounts", "container-name",
-    "container-workdir", "container-env", "container-id", "context", "core-spec", "cores-per-socket", "cpu-bind",
-    "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "epilog",
-    "error", "exclude", "export", "export-file", "extra", "extra-node-info", "gpu-bind", "gpu-freq", "gpus",
-    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "het-group", "hint", "input",
-    "job-name", "jobid", "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu",
-    "mem-per-gpu", "mincpus", "mpi", "multi-prog-file", "network", "nodefile", "nodelist", "nodes", "ntasks",
-    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "ntasks-per-tres", "open-mode",
-    "output", "partition", "power", "prefer", "priority", "profile", "prolog", "qos", "ramdisk", "relative",
-    "reservation", "segment", "signal", "slurmd-debug", "sockets-per-node", "stepmgr", "switches", "task-epilog",
-    "task-prolog", "thread-spec", "threads", "threads-per-core", "time", "time-min", "tmp", "tres-bind",
-    "tres-per-task", "uid", "gid", "wait", "wckey",
+    "accel-bind", "account", "acctg-freq", "bb", "bbf", "bcast-exclude", "begin", "cluster", "cluster-constraint",
+    "clusters", "chdir", "comment", "constraint", "container", "container-image", "container-mounts",
+    "container-name", "container-workdir", "container-env", "container-id", "context", "core-spec",
+    "cores-per-socket", "cpu-bind", "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot",
+    "dependency", "distribution", "epilog", "cpu_bind", "error", "exclude", "export", "extra", "extra-node-info",
+    "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags",
+    "het-group", "hint", "input", "job-name", "jobid", "licenses", "mail-type", "mail-user", "mcs-label", "mem",
+    "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "mpi", "msg-timeout", "network", "nodefile", "nodelist",
+    "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
+    "ntasks-per-tres", "open-mode", "output", "partition", "power", "prefer", "priority", "profile", "prolog",
+    "qos", "relative", "reservation", "segment", "signal", "slurmd-debug", "sockets-per-node", "switches",
+    "task-epilog", "task-prolog", "tasks-per-node", "thread-spec", "threads", "threads-per-core", "time",
+    "time-min", "tmp", "tres-bind", "treewidth", "tres-per-task", "uid", "gid", "wait", "wckey",
 })  # fmt: skip
 _LONG_ALONE = frozenset({
-    "bcast", "compress", "contiguous", "disable-status", "exact", "exclusive", "help", "hold", "immediate",
-    "interactive", "kill-on-bad-exit", "label", "multi-prog", "nice", "no-allocate", "no-kill", "no-shell",
-    "overcommit", "overlap", "oversubscribe", "preserve-env", "propagate", "pty", "quiet", "quit-on-interrupt",
-    "reboot", "resv-ports", "send-libs", "spread-job", "test-only", "unbuffered", "usage", "use-min-nodes",
-    "verbose", "version", "x11",
+    "bcast", "compress", "consolidate-segments", "contiguous", "debugger-test", "disable-status", "exact",
+    "exclusive", "external-launcher", "help", "hold", "immediate", "interactive", "kill-on-bad-exit", "label",
+    "multi-prog", "nice", "no-allocate", "no-kill", "oom-kill-step", "overcommit", "overlap", "oversubscribe",
+    "preserve-env", "propagate", "pty", "quiet", "quit-on-interrupt", "reboot", "resv-ports", "send-libs",
+    "spread-job", "spread-segments", "stepmgr", "test-only", "unbuffered", "usage", "use-min-nodes", "verbose",
+    "version", "wait-for-children", "x11",
 })  # fmt: skip
 _LONG = _LONG_WITH_VALUE | _LONG_ALONE
 _SHORT_NAMES = {
@@ -45,6 +46,7 @@ _SHORT_NAMES = {
     "u": "unbuffered", "Q": "quiet", "Z": "no-allocate", "J": "job-name", "c": "cpus-per-task", "V": "version",
     "h": "help", "k": "no-kill", "D": "chdir",
 }  # fmt: skip
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters", "cpu_bind": "cpu-bind"}
 OWN_OPTIONS = frozenset({"auto-resume", "spares", "policy", "max-restarts", "job-dir"})
 _OWN_NEAR = re.compile(r"--(?:auto[_-]?resume|auto-?resum|autoresume|resume-auto|spare|max_restarts|job_dir)(?:=.*)?$")
 _REFUSED = {
@@ -164,10 +166,8 @@ def _short_option(word: str, following: str | None) -> SrunOption:
 
 def _long_name(given: str) -> str:
     """The option meant: as getopt_long(3), any prefix that fits only one."""
-    if given in _LONG:
-        return given
-    fits = [name for name in _LONG if name.startswith(given)]
-    return fits[0] if len(fits) == 1 else ""
+    fits = [given] if given in _LONG else [name for name in _LONG if name.startswith(given)]
+    return _ALIASES.get(fits[0], fits[0]) if len(fits) == 1 else ""
 
 
 def read_call(argv: Sequence[str]) -> SrunCall:

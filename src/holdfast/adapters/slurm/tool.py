@@ -128,11 +128,16 @@ def over_already(words: str) -> bool:
     )
 
 
+def is_transient(words: str) -> bool:
+    """Does the error say that slurmctld is busy or away, so that the same may be asked again?"""
+    low = words.casefold()
+    return any(phrase in low for phrase in _TRANSIENT)
+
+
 def error_of(argv: Sequence[str], code: int, words: str) -> OrderError:
     """What a tool's failure means."""
-    low = words.casefold()
     last = words.splitlines()[-1] if words else f"ended with {code}"
     sentence = f"{argv[0]}: {last[:SAID_MAX]}"
-    if any(phrase in low for phrase in _TRANSIENT):
+    if is_transient(words):
         return TemporaryOrderError(sentence)
     return PermanentOrderError(sentence)

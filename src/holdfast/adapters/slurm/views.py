@@ -16,8 +16,13 @@ from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
 from holdfast.model.machine import MachineId
 
-FAILED_CHECKS = {"Prolog error": "its Prolog failed", "Epilog error": "its Epilog failed"}
-"""Reasons of slurmctld's own drains after a program that checks the node has failed: evidence against the node."""
+FAILED_CHECKS = {
+    "Prolog error": "its Prolog failed",
+    "Epilog error": "its Epilog failed",
+    "Kill task failed": "a task there could not be ended within UnkillableStepTimeout",
+    "Kill job failed": "a job there could not be ended",
+}
+"""Reasons of slurmctld's own drains: evidence against the node."""
 
 _ENDS = {
     "COMPLETED": SchedulerState.COMPLETED,
