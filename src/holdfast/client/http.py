@@ -168,7 +168,7 @@ class AsyncClient:
             return await self._one(f"/v1/incidents/{_part(incident)}", IncidentRecord)
         return await self._all("/v1/incidents", IncidentRecord, limit, job=job, node=node, open_only=open_only)
 
-    async def orders(self, *, order: str = "", limit: int = 1000, **where: str | bool) -> list[OrderRecord]:
+    async def orders(self, /, *, order: str = "", limit: int = 1000, **where: str | bool) -> list[OrderRecord]:
         """Orders, newest first, or one. `where`: incident, job, node, pending_only."""
         if order:
             return await self._one(f"/v1/orders/{_part(order)}", OrderRecord)
