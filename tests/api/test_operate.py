@@ -191,6 +191,16 @@ def test_an_approval_counts_while_its_token_is_accepted(tmp_path: Path):
                 OrderStatus.PROPOSED,
                 ["the-operator"],
             )
+            book._take([line for line in book.lines if line.identity.name != "the-operator"])
+            await until(lambda: not fleet.proposed[order].approvals)  # nobody gives a command for it
+            (record,) = await house.controller.journal.orders(order=order)
+            assert record.approvals == []
+            told = (await house.controller.journal.events(kind="operator_command"))[-1]
+            assert (told.command, told.who, told.why) == (
+                "withdraw",
+                "token book",
+                "tokens were revoked, or have ended",
+            )
 
     run(work)
 

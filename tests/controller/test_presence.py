@@ -45,7 +45,7 @@ def test_an_agent_attaches_once_and_again_after_a_boot():
 
 def test_clocks_of_sources_that_beat_no_more_are_forgotten(monkeypatch):
     """A launcher's source is new with each job: over a year of jobs, what is remembered of clocks stays bounded."""
-    monkeypatch.setattr("holdfast.controller.presence.CLOCKS_KEPT", 2)
+    monkeypatch.setattr("holdfast.model.clocks.KEPT", 2)
 
     async def work() -> None:
         house = House(watch=False)
@@ -53,7 +53,7 @@ def test_clocks_of_sources_that_beat_no_more_are_forgotten(monkeypatch):
             for job in ("1", "2", "1", "3"):
                 at = controller.clock.now() + 5.0
                 await controller.beat(Beat(source=f"launcher:{job}", node="n1", cluster="test", job=job, at=at))
-            known = [controller.presence.ahead_s(f"launcher:{job}") for job in ("1", "2", "3")]
+            known = [controller.presence.clocks.ahead_s(f"launcher:{job}") for job in ("1", "2", "3")]
             assert known == [5.0, None, 5.0]
 
     run_virtual(work())

@@ -256,7 +256,7 @@ def test_observe_uses_up_no_brake():
 
 
 def test_approval_asks_the_brake():
-    """A person approves the third quarantine of the hour: refused, with the reason."""
+    """A person approves the third quarantine of the hour: it waits for the brake, and says so."""
     play = many()
     play.xid("n1")
     play.xid("n2")
@@ -264,7 +264,7 @@ def test_approval_asks_the_brake():
     play.xid("n3")
     (record,) = play.engine.proposed_orders()
     assert kinds(play.say(e.Command.APPROVE, order=record.order.id)) == []
-    assert any("brake" in x.text for x in play.all if isinstance(x, o.Notify))
+    assert (record.is_approved, "brake" in record.waits_for) == (True, True)
 
 
 def test_a_persons_drain_asks_no_brake():

@@ -367,18 +367,65 @@ def test_an_approval_whose_token_was_revoked_counts_no_more():
     assert kinds(approve(play, record, "kai e5")) == ["QuarantineNode"]
 
 
-def test_a_full_brake_drops_no_approval():
-    """The first person's counts, the last one's is refused while the brake is full, and nothing is withdrawn."""
-    play = advised()
+def braked(needed: int = 2) -> tuple[Play, OrderRecord]:
+    """The quarantine of n2 is approved by as many people as it takes, while the brake of its group is full."""
+    play = Play(mode=Mode.ADVISE, trust=Trust(approvals=needed)).nodes()
+    play.xid("n2")
     record = proposed(play)
     brake = play.engine.state.brakes.setdefault("gpu", BrakeRecord("gpu", nodes=4))
     brake.tripped_at = play.now
-    approve(play, record)
-    assert kinds(approve(play, record, "ken b2")) == []
-    assert (record.status, len(record.approvals)) == (OrderStatus.PROPOSED, 1)
-    assert any("the brake of its group holds it back" in one.text for one in play.all if isinstance(one, o.Notify))
-    brake.tripped_at = 0.0
+    for by in ("mei a1", "ken b2")[:needed]:
+        assert kinds(approve(play, record, by)) == []
+    return play, record
+
+
+@pytest.mark.parametrize("needed", [1, 2])
+@pytest.mark.parametrize("lets", ["timer", "reset"])
+def test_a_full_brake_keeps_every_approval(needed, lets):
+    """The order says that it waits for the brake, does not lapse, and is given once the brake lets it, without a word more."""
+    play, record = braked(needed)
+    assert (record.status, len(record.approvals), record.expires_at) == (OrderStatus.PROPOSED, needed, 0.0)
+    assert record.waits_for == "the brake of its group holds it back until that closes"
+    assert not [name for name in play.engine.state.timers if name.startswith("propose:")]
+    given = play.fire("brake:") if lets == "timer" else play.say(C.RESET_BRAKE, group="gpu")
+    assert kinds(given) == ["QuarantineNode"]
+    assert (record.status, record.waits_for) == (OrderStatus.PENDING, "")
+    assert play.ns("n2") is NodeState.QUARANTINED
+
+
+def test_what_is_approved_needs_no_further_approval():
+    """One that comes while the brake holds it is refused by a sentence that says what it waits for."""
+    play, record = braked()
+    approve(play, record, "kai e5")
+    assert len(record.approvals) == 2
+    assert any("it is approved, and the brake" in one.text for one in play.all if isinstance(one, o.Notify))
+
+
+def test_an_approval_withdrawn_at_the_brake_has_the_order_wait_for_people():
+    """It lapses again, and the brake that opens gives nothing."""
+    play, record = braked()
+    approve(play, record, "ken b2", C.WITHDRAW)
+    assert (len(record.approvals), record.waits_for, record.expires_at > play.now) == (1, "", True)
+    assert kinds(play.say(C.RESET_BRAKE, group="gpu")) == []
     assert kinds(approve(play, record, "ken b2")) == ["QuarantineNode"]
+
+
+def test_a_rejection_at_the_brake_is_the_last_word():
+    """The brake that opens proposes it no second time."""
+    play, record = braked()
+    approve(play, record, "kai e5", C.REJECT)
+    assert record.status is OrderStatus.REJECTED
+    assert kinds(play.say(C.RESET_BRAKE, group="gpu")) == []
+
+
+def test_tokens_that_hold_no_more_take_their_approvals_along():
+    """A withdrawal that names them, as the API sends it when the book changes, counts them out and says why."""
+    play = advised()
+    record = proposed(play)
+    approve(play, record)
+    play.say(C.WITHDRAW, who="token book", by="token book", order=record.order.id, void=("mei a1",))
+    assert record.approvals == []
+    assert any("counts no more" in line for line in play.n().story)
 
 
 def test_one_person_rejects():

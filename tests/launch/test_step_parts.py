@@ -167,3 +167,12 @@ def test_a_daemon_that_did_not_answer_once_is_asked_again(monkeypatch: pytest.Mo
         told[:] = answered
         assert asyncio.run(answers_not(None)) is is_gone
         assert told == []
+
+
+def test_a_number_that_is_no_tasks_any_more_is_left_alone() -> None:
+    """What a look has found may have ended, and its number be another's, by the time of the signal."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+        looks = [{stranger.pid}]
+        assert asyncio.run(kill_all(lambda: looks.pop() if looks else set()))
+        assert stranger.poll() is None
+        stranger.kill()

@@ -26,6 +26,7 @@ from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.log_rule_watch import LogRuleWatch
 from holdfast.detect.matcher import StreamSource
 from holdfast.model.evidence import Finding, Place, Role
+from holdfast.os.clock import EvenClock
 from holdfast.os.files import open_regular
 from holdfast.ports import Clock
 
@@ -77,7 +78,8 @@ class LogWatch:
         )
         self._first = True
         self.rules = JobLogRules(identity.name, parser.catalogue, self._found_by_rule)
-        self._rules_began = clock.now() - clock.monotonic()
+        self._even = EvenClock(clock.now, clock.monotonic)
+        """Goes on evenly: a clock that is set forward is not a log that has fallen silent."""
 
     async def run(self) -> None:
         """Follow what is there, and look for new files, until cancelled."""
@@ -89,19 +91,14 @@ class LogWatch:
                     self.find()
                     found_at = now
                 behind = {path for path, stream in self._streams.items() if stream.is_behind}
-                self.rules.tick(self._rules_now(), behind)
+                self.rules.tick(self._even.now(), behind)
                 await self._clock.sleep(LOOK_S)
         finally:
             self._tailer.close()
 
-    def _rules_now(self) -> float:
-        """Unix seconds that go on evenly: a clock that is set forward is not a log that has fallen silent."""
-        return self._rules_began + self._clock.monotonic()
-
     def _found_by_rule(self, finding: Finding) -> None:
         """Tell of it by the clock that this agent's beats tell of, by which the controller sets times right."""
-        at = finding.at + self._clock.now() - self._rules_now()
-        self._on_finding(msgspec.structs.replace(finding, at=at))
+        self._on_finding(msgspec.structs.replace(finding, at=finding.at + self._even.set_s()))
 
     def find(self) -> None:
         """Take up files that are new, let go of those that no pattern names any more."""
@@ -116,7 +113,7 @@ class LogWatch:
         for path, log in wanted.items():
             if path not in self._streams and len(self._streams) < FILES_MAX:
                 if log.log_rules:
-                    self.rules.follow(path, log.log_rules, self._rules_now())
+                    self.rules.follow(path, log.log_rules, self._even.now())
                 self._streams[path] = self._stream(path, StreamKind(log.kind))
                 self._tailer.add(path, from_end=self._first)
         self._first = False
@@ -128,7 +125,7 @@ class LogWatch:
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
         old = self._streams[path]
-        self.rules.begin(path, self._rules_now())
+        self.rules.begin(path, self._even.now())
         self._streams[path] = self._stream(path, old.source.kind)
         old.close()
 
@@ -137,7 +134,7 @@ class LogWatch:
 
     def _judged(self, path: str, kind: StreamKind, attempt: LogRuleWatch | None, came: Outcome) -> None:
         at = came.at
-        self.rules.take(path, attempt, came.hits, self._rules_now())
+        self.rules.take(path, attempt, came.hits, self._even.now())
         for match in came.matches:
             if match.rule.role in IGNORED or not (count := self._rates.admit(match.rule, match.rank, at)):
                 continue

@@ -29,6 +29,8 @@ from msgspec import Struct
 
 from holdfast.api.newest import check_newest
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.model.policy import PolicySet
+from holdfast.os.clock import EvenClock
 from holdfast.os.files import locked, read_bounded, write_whole
 
 _log = structlog.get_logger("holdfast.api")
@@ -146,7 +148,7 @@ class TokenBook:
         self._file = file
         self._now = now
         self._monotonic = monotonic
-        self._began = now() - monotonic()
+        self._even = EvenClock(now, monotonic)
         self._looked_at = monotonic()
         self._stamp = _stamp(file)
         self._take(lines)
@@ -207,7 +209,7 @@ class TokenBook:
     def _valid(self, identity: Identity | None) -> Identity | None:
         if identity is None or not identity.until:
             return identity
-        now = max(self._now(), self._began + self._monotonic())  # a clock that is set back revives no token
+        now = max(self._now(), self._even.now())  # a clock that is set back revives no token
         return None if identity.until <= now else identity
 
     def _follow(self) -> None:
@@ -257,6 +259,25 @@ def read_book(path: Path) -> list[BookLine]:
         for number, line in enumerate(text.splitlines(), 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
+
+
+def too_few_people(policies: PolicySet, book: Path, now: float) -> str:
+    """Why what is proposed can never be given; empty: the book has tokens of as many people as `[trust]` asks for.
+
+    Raises:
+        ConfigError: see `read_book`.
+    """
+    needed = max(policy.trust.approvals for policy in (policies.site, *policies.groups.values()))
+    if needed <= 1:
+        return ""
+    held = [line.identity for line in read_book(book)]
+    people = {one.name.casefold() for one in held if one.may(Role.OWNER) and (not one.until or one.until > now)}
+    if len(people) >= needed:
+        return ""
+    return (
+        f"[trust] approvals = {needed} asks for {needed} people, and {book} has tokens of {len(people)} who may "
+        "approve: no proposed order can be given; make tokens by `holdfast token create NAME --role operator`"
+    )
 
 
 def _text_of(book: Path) -> str:

@@ -21,7 +21,6 @@ from msgspec import structs
 from holdfast.api.auth import Identity, Role
 from holdfast.controller import Controller
 from holdfast.controller.mailbox import address_of, agent_address, launcher_address
-from holdfast.controller.presence import CLOCK_OFF_S
 from holdfast.controller.state import LEFT_KEPT_S, ShellState
 from holdfast.decide.state import occupying
 from holdfast.errors import LinkError, RefusedError, WireError
@@ -58,7 +57,7 @@ Check = Callable[["Reporter", e.AnyEvent], Awaitable[None]]
 """Returns when the event is the reporter's to say. Raises RefusedError; LinkError when it cannot be told yet."""
 
 
-def on_our_clock(event: e.AnyEvent, ahead_s: float) -> e.AnyEvent:
+def on_our_clock(event: e.AnyEvent, shift_s: float) -> e.AnyEvent:
     """The event with its times as the controller's clock has them.
 
     Evidence is compared with what the controller itself has done: by a clock that is behind, each new fault would seem
@@ -66,13 +65,13 @@ def on_our_clock(event: e.AnyEvent, ahead_s: float) -> e.AnyEvent:
 
     Args:
         event: a reporter's.
-        ahead_s: how far the reporter's clock is ahead of the controller's.
+        shift_s: `Offsets.shift_s` of the reporter.
     """
-    if abs(ahead_s) < CLOCK_OFF_S:
+    if not shift_s:
         return event
-    event = structs.replace(event, at=max(0.0, event.at - ahead_s))
+    event = structs.replace(event, at=max(0.0, event.at - shift_s))
     if isinstance(event, e.FindingSeen) and event.finding.at:
-        found = structs.replace(event.finding, at=max(0.0, event.finding.at - ahead_s))
+        found = structs.replace(event.finding, at=max(0.0, event.finding.at - shift_s))
         event = structs.replace(event, finding=found)
     return event
 
@@ -160,7 +159,7 @@ class Reporter:
         if checks is None:
             raise RefusedError(f"{self.source} may not send {kind_of(event)}")
         check_bounds(event)
-        event = on_our_clock(self._with_own_ids(event), self.controller.presence.ahead_s(self.source) or 0.0)
+        event = on_our_clock(self._with_own_ids(event), self.controller.presence.clocks.shift_s(self.source))
         self._check_time(event)
         if isinstance(event, e.FindingSeen) and is_line(event.finding):
             event = structs.replace(event, finding=await self._own_line(event.finding))
@@ -235,7 +234,7 @@ class Reporter:
         latest = now + AHEAD_S
         times = [event.at, event.finding.at] if isinstance(event, e.FindingSeen) else [event.at]
         if max(times) > latest:
-            if self.kind is not Kind.DRILL and self.controller.presence.ahead_s(self.source) is None:
+            if self.kind is not Kind.DRILL and self.controller.presence.clocks.ahead_s(self.source) is None:
                 raise LinkError(f"the clock of {self.source} is not known yet: beat first")
             raise RefusedError(
                 f"{self.source} says that {kind_of(event)} happens {max(times) - now:.0f} s from now: set its clock"
@@ -374,8 +373,8 @@ async def job_here(reporter: Reporter, event: e.AnyEvent) -> None:
         raise RefusedError(f"{reporter.source} may not speak of job {job}, which is not on its node")
     left = reporter.shell.left_at(job, reporter.node)
     at = event.finding.at if isinstance(event, e.FindingSeen) else event.at
-    ahead_s = reporter.controller.presence.ahead_s(reporter.source) or 0.0
-    slack_s = ahead_s if 0.0 < ahead_s < CLOCK_OFF_S else 0.0  # by more, and `on_our_clock` has set the time right
+    clocks = reporter.controller.presence.clocks
+    slack_s = max(0.0, (clocks.ahead_s(reporter.source) or 0.0) - clocks.shift_s(reporter.source))
     if left is not None and at > left + LAST_WORDS_S + slack_s:
         raise RefusedError(f"{reporter.source} may not speak of job {job} of a time when it had left the node")
 

@@ -7,6 +7,7 @@ journal writes and, before an approval, while the scheduler is read.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ from typing import Any
 import xxhash
 from msgspec import Struct, structs
 
-from holdfast.api.auth import Identity, Role, TokenBook
+from holdfast.api.auth import LOOK_AGAIN_S, Identity, Role, TokenBook
 from holdfast.api.stored import stored
 from holdfast.controller import Controller
 from holdfast.controller.acts import within
+from holdfast.controller.fleet import Fleet
 from holdfast.errors import LinkError, NotFoundError, RefusedError, StaleError, WireError
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -109,8 +111,34 @@ async def _void(controller: Controller, asked: CommandRequest, tokens: TokenBook
     if asked.command is not e.Command.APPROVE or tokens is None:
         return ()
     record = await _order(controller, asked.order)
-    given = [known.by for known in record.approvals] if record is not None else []
+    return _voided(record, tokens) if record is not None else ()
+
+
+def _voided(record: OrderRecord, tokens: TokenBook) -> tuple[str, ...]:
+    given = [known.by for known in record.approvals]
     return tuple(by for by in given if (held := _OF_BOOK.fullmatch(by)) and tokens.known(held[1]) is None)
+
+
+async def follow_book(controller: Controller, fleet: Fleet, tokens: TokenBook) -> None:
+    """Have approvals counted no more as soon as their tokens hold no more. Runs while the API is served."""
+    while True:
+        await controller.clock.sleep(LOOK_AGAIN_S)
+        for record in [one for one in fleet.proposed.values() if one.approvals]:
+            void = _voided(record, tokens)
+            if not void or not controller.may_act():
+                continue
+            event = e.OperatorCommand(
+                id=f"command:{uuid.uuid4().hex}",
+                at=controller.clock.now(),
+                source="operator:token book",
+                command=e.Command.WITHDRAW,
+                who="token book",
+                why="tokens were revoked, or have ended",
+                order=record.order.id,
+                void=void,
+            )
+            with contextlib.suppress(LinkError):  # the next look says it again
+                await stored(controller, [event])
 
 
 async def _submit(controller: Controller, event: e.OperatorCommand) -> CommandAnswer:
@@ -145,7 +173,8 @@ def _waits(event: e.OperatorCommand, record: OrderRecord) -> str:
     """What an approval that was taken, or withdrawn, waits for still."""
     if record.order.id != event.order or record.status is not OrderStatus.PROPOSED:
         return ""
-    return f"{len(record.approvals)} of {record.approvals_needed} approvals"
+    brake = f"; {record.waits_for}" if record.is_approved else ""
+    return f"{len(record.approvals)} of {record.approvals_needed} approvals{brake}"
 
 
 def refusal(command_id: str, orders: Sequence[o.AnyOrder]) -> str:

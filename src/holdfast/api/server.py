@@ -7,6 +7,7 @@ Handlers run in the loop, so they see the controller without a lock; the HTTP wo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from holdfast.api.limits import LimitGate, Limits
 from holdfast.api.listener import Listener
 from holdfast.api.local_door import LocalDoor, local_identity
 from holdfast.api.metrics import Tally
+from holdfast.api.operate import follow_book
 from holdfast.api.problems import on_bug, on_deep, on_http, on_ours
 from holdfast.api.whole import WholeState
 from holdfast.controller import Controller
@@ -95,6 +97,7 @@ class ApiServer:
         self._controller = controller
         self._fleet = fleet if fleet is not None else Fleet()
         self._tally = Tally()
+        self._book: asyncio.Task[None] | None = None
         state = {
             "controller": controller,
             "tokens": tokens if tokens is not None else TokenBook(),
@@ -143,6 +146,8 @@ class ApiServer:
             self._tally.known(line.id for line in self._fleet.incidents.values() if line.is_open)
             await self._listener.open()
             await self._open_door()
+            if tokens := self.app.state.tokens:
+                self._book = asyncio.create_task(follow_book(self._controller, self._fleet, tokens), name="token book")
             undo.pop_all()
         return self
 
@@ -162,6 +167,9 @@ class ApiServer:
     async def _stop(self) -> None:
         if self._door is not None:
             await self._door.close()
+        if self._book is not None:
+            self._book.cancel()
+            await asyncio.wait([self._book])
         await self._listener.close()
         self._fleet.leave()
         if self._tally.take in self._controller.listeners:

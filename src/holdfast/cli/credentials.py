@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
+from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.probes.config import load_config
+from holdfast.api.auth import too_few_people
 from holdfast.cli.machine import Fact, State
 from holdfast.errors import ConfigError, LinkError, RefusedError
+from holdfast.model.policy import PolicySet
 from holdfast.os import munge
 from holdfast.os.confined import NOBODY, user_ids
 from holdfast.os.tls import Trust, trust_of
@@ -25,7 +29,7 @@ def credentials() -> list[Fact]:
         trust = trust_of(os.environ, Trust(munge=slurm.munge_socket if slurm.munge else None))
     except ConfigError:
         return []  # every command that needs the file says what is wrong with it
-    return [*_socket(settings), *_munge(trust.munge), *_notices(settings), *_parser_user()]
+    return [*_socket(settings), *_munge(trust.munge), *_notices(settings), *_parser_user(), *_people(settings)]
 
 
 def _socket(settings: Settings) -> list[Fact]:
@@ -94,3 +98,29 @@ def _parser_user() -> list[Fact]:
         advice = "name a user without rights in agent.toml, or leave parser_user out"
         return [Fact("parser user", State.BROKEN, f"{user} is root", "judging lines of logs", advice)]
     return [Fact("parser user", State.OK, f"{user} (uid {uid})", "judging lines of logs")]
+
+
+def people_missing(settings: Settings, policies: PolicySet) -> str:
+    """Why nobody can give what is proposed under these policies; empty: they can, or no token book is at hand.
+
+    Raises:
+        ConfigError: the book cannot be read as one.
+    """
+    folder = settings.path(settings.config.dir)
+    book = folder / "controller" / "tokens" if folder is not None else None
+    if book is None or not os.access(book, os.R_OK):
+        return ""
+    return too_few_people(policies, book, time.time())
+
+
+def _people(settings: Settings) -> list[Fact]:
+    """Have as many people tokens as the policy asks for?"""
+    try:
+        policies, _ = read_policy(settings.path(settings.config.policy), packaged_presets())
+        why = people_missing(settings, policies)
+    except ConfigError as error:
+        return [Fact("approvals", State.BROKEN, str(error), "approving what is proposed")]
+    if not why:
+        return []
+    found, _, advice = why.partition("; ")
+    return [Fact("approvals", State.BROKEN, found, "approving what is proposed", advice)]

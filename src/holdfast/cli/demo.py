@@ -165,7 +165,7 @@ def demo(given: DemoChoices) -> None:
     page = given.folder / "report.html"
     if result.report is not None:
         result.report.notes.append(loss_sentence(result))
-        page.write_text(render_html(result.report), encoding="utf-8")
+        screen.save(page, render_html(result.report))
     if given.json:
         screen.say_json(demo_form(result))
     else:

@@ -22,6 +22,7 @@ from holdfast.drill.results import run_form
 from holdfast.drill.scenario import Scenario, find
 from holdfast.drill.schedule import Regression, Schedule, is_quiet, limit_s, next_due, regressions
 from holdfast.errors import HoldfastError, RefusedError, UsageError
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 from holdfast.report.words import Words
 from holdfast.wiring.notices import check_destinations
@@ -110,7 +111,7 @@ def _hold(calendar: Calendar, one: Schedule, notify: NotifyConfig, clock: Clock,
             asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
         raise
     worse = regressions(before.form, made, slower_by=one.slower_by) if before is not None else []
-    (folder / WORSE).write_bytes(screen.pretty(worse) + b"\n")
+    write_whole(folder / WORSE, screen.pretty(worse) + b"\n")
     asyncio.run(drill_notices.leave(calendar, one, folder, notify, clock))
     _tell(one, made, worse, before, folder, json=json)
     return bool(worse) or not made["passed"]
@@ -120,7 +121,7 @@ def _aborted(folder: Path, why: str) -> None:
     """Leave word of it beside what results there are."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ABORTED).write_bytes(screen.pretty({"why": why}) + b"\n")
+        write_whole(folder / ABORTED, screen.pretty({"why": why}) + b"\n")
 
 
 def _tell(

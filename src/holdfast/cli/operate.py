@@ -48,7 +48,7 @@ def operate(at: ControllerOptions, command: Command, *, node: str = "", order: s
     made |= {"waits": answer.waits} if answer.waits else {}
     target = f"node {node}" if node else f"order {order}"
     look = f"holdfast node show {node}" if node else "holdfast orders --all"
-    did = f"has {answer.waits}, and waits for more" if answer.waits else DID[command]
+    did = answer.standing if answer.waits else DID[command]
     said = f"{target} {did} (event {answer.seq} of the journal); `{look}` shows what follows."
     return Answer(lambda: made, lambda: [said])
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.cli import answer, screen
 from holdfast.cli.answer import Answer, answering
+from holdfast.cli.credentials import people_missing
 from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption
 from holdfast.errors import NotFoundError
@@ -31,6 +32,8 @@ app = answer.group("Check or show a policy file.")
 def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file (TOML).")]) -> Answer:
     """Check a policy file. Each wrong key or value by file, line and nearest right one. Exit code 78 when wrong."""
     policies, _ = read_policy(file, packaged_presets())
+    if why := people_missing(load_settings(), policies):
+        screen.say(f"holdfast: {why}", err=True)
     cases = [f"{kind} {', '.join(sorted(names))}" for kind, names in _own_cases(policies).items() if names]
     changed = sum(line.endswith(")") for line in toml_lines(policies.site))
     head = f"{file} is a good policy: mode {policies.site.mode}, {changed} values differ from the defaults."

@@ -5,6 +5,8 @@ Called by the command modules. The clock is read in one place, `now`, so that te
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 import time
@@ -217,5 +219,18 @@ def save(path: Path, text: str | bytes) -> None:
             place.write_bytes(data)  # /dev/stdout, a pipe
         else:
             write_whole(place, data, mode=S_IMODE(place.stat().st_mode) if place.exists() else 0o666)
+    except RuntimeError as error:  # of `resolve`
+        raise UserError(f"cannot write {path}: its links lead round in a circle") from error
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        raise UserError(f"cannot write {path}: {_why_not(path, error)}") from error
+
+
+def _why_not(path: Path, error: OSError) -> str:
+    """The reason in words that name what to change: a page is made beside the one before, which it then replaces."""
+    folder = path.absolute().parent
+    match error.errno:
+        case errno.EBUSY:
+            return "it is mounted by itself, so that no new page can take its place: mount its folder, or name another"
+        case errno.EACCES | errno.EPERM | errno.EROFS if folder.is_dir() and not os.access(folder, os.W_OK):
+            return f"its folder {folder} may not be written by you ({error.strerror})"
+    return error.strerror or str(error)

@@ -47,7 +47,7 @@ async def deed(
         return f"The mode is {asked.value} from event {answer.seq} on.", False
     name = asked.node or str(asked.job or "") or asked.group or "the order"
     kind = "Node" if asked.node else "Job" if asked.job else "Group" if asked.group else ""
-    did = f"has {answer.waits}, and waits for more" if answer.waits else DID[asked.command]
+    did = answer.standing if answer.waits else DID[asked.command]
     return f"{kind} {name} {did} (event {answer.seq} of the journal).".strip(), False
 
 

@@ -25,6 +25,7 @@ from litestar.datastructures import Cookie
 from msgspec import Struct
 
 from holdfast.api.auth import Identity, TokenBook
+from holdfast.os.clock import EvenClock
 from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 
@@ -98,8 +99,8 @@ class SessionBook:
         """Write who is logged in; at each log-in and log-out, and at the controller's end."""
         if self._file is None or self.is_open_to_all:
             return
-        past_s = self._clock.now() - self._clock.monotonic()
-        kept = [Kept(name, one.identity.id, one.csrf, one.seen_at + past_s) for name, one in self._sessions.items()]
+        even = EvenClock(self._clock.now, self._clock.monotonic)
+        kept = [Kept(name, one.identity.id, one.csrf, even.at(one.seen_at)) for name, one in self._sessions.items()]
         try:
             write_whole(self._file, msgspec.json.encode(kept), mode=0o600)
         except OSError as error:

@@ -11,6 +11,7 @@ from holdfast.controller.patience import Patience
 from holdfast.controller.presence import Presence
 from holdfast.controller.settings import Settings
 from holdfast.errors import FencedError, JournalError
+from holdfast.os.clock import EvenClock
 from holdfast.ports import Clock, Journal
 
 _log = structlog.get_logger("holdfast.controller")
@@ -31,7 +32,7 @@ class Housekeeping:
         self._settings = settings
         self._presence = presence
         self._patience = patience
-        self._clock_stood = clock.now() - clock.monotonic()
+        self._even = EvenClock(clock.now, clock.monotonic)
         self._drops_from = float("-inf")
 
     async def run(self) -> None:
@@ -55,11 +56,10 @@ class Housekeeping:
                     _log.info("old events dropped", count=dropped)
 
     def _watch_clock(self) -> None:
-        stands, mono = self._clock.now() - self._clock.monotonic(), self._clock.monotonic()
-        if stands - self._clock_stood > JUMP_S:
-            self._drops_from = mono + DOUBT_S
-            _log.warning("the clock was set forward: no history is dropped for a day", by_s=stands - self._clock_stood)
-        self._clock_stood = stands
+        if (by_s := self._even.set_s()) > JUMP_S:
+            self._drops_from = self._clock.monotonic() + DOUBT_S
+            _log.warning("the clock was set forward: no history is dropped for a day", by_s=by_s)
+        self._even = EvenClock(self._clock.now, self._clock.monotonic)
 
     async def flush_samples(self) -> None:
         """Write what has arrived."""

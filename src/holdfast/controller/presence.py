@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -20,6 +20,7 @@ from holdfast.controller.mailbox import Mailboxes, agent_address, launcher_addre
 from holdfast.controller.settings import Settings
 from holdfast.controller.state import Lease, ShellState, key_text
 from holdfast.model import events as e
+from holdfast.model.clocks import Offsets
 from holdfast.model.cluster import JobKey
 from holdfast.model.orders import AnyOrder
 from holdfast.model.wire import Beat, BeatAnswer
@@ -27,10 +28,6 @@ from holdfast.ports import Clock, Sample
 
 _log = structlog.get_logger("holdfast.controller")
 
-CLOCK_OFF_S = 60.0
-"""A clock that is off by less is taken for right: a beat's way is in what it tells of the clock."""
-CLOCKS_KEPT = 65_536
-"""Sources whose clocks are remembered; the one that beat least recently is forgotten first."""
 DEAF_FACTOR = 4
 """A tick this many times late means that we were not listening."""
 
@@ -55,8 +52,8 @@ class Presence:
         self._heard: dict[str, float] = {}
         self._node_of: dict[str, str] = {}
         """Launcher -> the node that it beats from."""
-        self._ahead: OrderedDict[str, float] = OrderedDict()
-        """Source -> how far its clock was ahead of ours at its last beat, with the beat's way in it; newest last."""
+        self.clocks = Offsets()
+        """How far the clocks of agents and launchers are ahead of ours."""
         self._held: set[str] = set()
         self._since = 0.0
         self._look_at = 0.0
@@ -70,7 +67,7 @@ class Presence:
         """Take one beat in and answer with what waits for its sender; with `wait_s`, wait so long for something."""
         self.beats += 1
         if beat.at:
-            self._note_clock(beat)
+            self.clocks.note(beat.source, beat.at - self._clock.now(), self._clock.monotonic())
         now = self._clock.monotonic()
         state = self._state()
         lease_s, attached, address = self._settings.beat_lease_s, True, ""
@@ -93,12 +90,6 @@ class Presence:
         if not requests and wait_s > 0.0:
             requests = await self._wait(address, wait_s)
         return BeatAnswer(lease_s=lease_s, requests=requests, attached=attached)
-
-    def _note_clock(self, beat: Beat) -> None:
-        self._ahead[beat.source] = beat.at - self._clock.now()
-        self._ahead.move_to_end(beat.source)
-        if len(self._ahead) > CLOCKS_KEPT:
-            self._ahead.popitem(last=False)
 
     async def _wait(self, address: str, wait_s: float) -> list[AnyOrder]:
         deadline = self._clock.monotonic() + wait_s
@@ -126,8 +117,7 @@ class Presence:
         )
 
     def _keep(self, beat: Beat) -> None:
-        ahead_s = beat.at - self._clock.now() if beat.at else 0.0
-        shift_s = ahead_s if abs(ahead_s) >= CLOCK_OFF_S else 0.0
+        shift_s = self.clocks.shift_s(beat.source)
         for point in beat.samples:
             value = math.nan if point.value is None else point.value
             self.samples.append(Sample(point.series, point.subject, point.at - shift_s, value))
@@ -149,10 +139,6 @@ class Presence:
     def node_of(self, name: str) -> str:
         """The node that `launcher:KEY` beats from; empty: not known yet."""
         return self._node_of.get(name, "")
-
-    def ahead_s(self, source: str) -> float | None:
-        """How far the clock of this source is ahead of ours, by its last beat; None: it has told none."""
-        return self._ahead.get(source)
 
     def heard_at(self, name: str) -> float:
         """When `node:NAME` or `launcher:KEY` was last heard, monotonic; now for one that is vouched for.

@@ -12,7 +12,7 @@ from holdfast.decide.state import Index, State
 from holdfast.errors import InvariantViolated
 from holdfast.model import orders as o
 from holdfast.model.orders import OrderStatus
-from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState, slug
+from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState, OrderRecord, slug
 from holdfast.model.story import STORY_LINES_MAX
 
 _OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
@@ -161,6 +161,11 @@ def _incidents(state: State) -> Iterator[str]:
             yield f"incident {name}: its story is not bounded"
 
 
+def _braked(state: State, record: OrderRecord) -> bool:
+    node = getattr(record.order, "node", "")
+    return record.is_approved and any(node in brake.waiting for brake in state.brakes.values())
+
+
 def _orders(state: State) -> Iterator[str]:
     counts: Counter[tuple[type, str]] = Counter()
     for name, record in state.orders.items():
@@ -171,8 +176,12 @@ def _orders(state: State) -> Iterator[str]:
             yield f"order {name} is a timer and must not be kept as an order"
         if isinstance(order, _CONTROLLERS if state.scope == "allocation" else _LAUNCHERS):
             yield f"order {name} ({type(order).__name__}) is not for an engine of scope {state.scope}"
-        if record.status is OrderStatus.PROPOSED and f"propose:{name}" not in state.timers:
-            yield f"proposal {name} never lapses"
+        if (
+            record.status is OrderStatus.PROPOSED
+            and f"propose:{name}" not in state.timers
+            and not _braked(state, record)
+        ):
+            yield f"proposal {name} never lapses, and waits for no brake"
         job = getattr(order, "job", None)
         about = slug(job) if job is not None else getattr(order, "node", "")
         if isinstance(order, _ONE_AT_A_TIME):

@@ -20,7 +20,16 @@ from holdfast.model.evidence import Finding, Remedy, Severity
 from holdfast.model.machine import other_machine
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, Mark, NodeRecord, NodeState, NodeTrigger
+from holdfast.model.records import (
+    BrakeRecord,
+    IncidentRecord,
+    JobRecord,
+    Mark,
+    NodeRecord,
+    NodeState,
+    NodeTrigger,
+    OrderRecord,
+)
 
 OWN_REASON = "[holdfast]"
 """Prefix of the drain reasons that we set, and the only ones that we lift."""
@@ -29,6 +38,8 @@ CHECKERS = ("[holdfast check]", "NHC")
 _WAITING = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED, NodeState.DRAINING})
 FAILED_CHECK = "node.failed_check"
 """The rule of a node that the scheduler drained for a failed check of its own."""
+BRAKE = "the brake of its group holds it back until that closes"
+"""Why a quarantine that people have approved is not given yet."""
 LOST_ALONE = "it did not come back with the others of its domain"
 
 
@@ -512,6 +523,37 @@ def _wait_for_evidence(turn: Turn, node: NodeRecord, incident: IncidentRecord, w
     repair.look_closer(turn, node)
 
 
+def is_braked(turn: Turn, record: OrderRecord) -> bool:
+    """Would the brake hold this quarantine back, if it was given now?"""
+    order = record.order
+    node = turn.state.nodes.get(order.node) if isinstance(order, o.QuarantineNode) else None
+    brake = turn.state.brakes.get(node.view.group) if node is not None else None
+    return (
+        node is not None
+        and brake is not None
+        and not node_record.brake_allows(turn.policy_for(node).brake, brake, node.name, turn.now)
+    )
+
+
+def wait_for_brake(turn: Turn, record: OrderRecord) -> None:
+    """Keep a quarantine that people have approved until the brake lets it: it is given then."""
+    turn.orders.wait_on(record, BRAKE)
+    node = turn.state.nodes[getattr(record.order, "node", "")]
+    if (incident := repair.incident_of(turn, node)) is not None:
+        _held_back(turn, node, incident, node.view.group)
+
+
+def wait_for_people(turn: Turn, record: OrderRecord) -> None:
+    """An approval is gone, and its quarantine waits for the brake no longer, but for people."""
+    node = turn.state.nodes.get(getattr(record.order, "node", ""))
+    if node is not None:
+        policy, group = turn.policy_for(node), node.view.group
+        node_record.unbrake(turn, node)
+        acts = turn.mode(policy, group, Remedy.QUARANTINE, record.order.incident) is Mode.ACT
+        because = trust.holds_node(turn, node) if acts else ""
+        turn.orders.wait_on(record, because, policy.waits.validate_s if because else policy.waits.propose_s)
+
+
 def approved(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
     """A person approved its quarantine, and it has been ordered: it rests on their word, too."""
     trust.approved_by_person(node)
@@ -602,7 +644,15 @@ def _retry(turn: Turn, record: BrakeRecord, names: list[str]) -> None:
     for name in names:
         node = turn.state.nodes.get(name)
         incident = repair.incident_of(turn, node) if node is not None else None
-        if node is not None and incident is not None and node.phase is NodeState.SUSPECT:
+        if node is None or incident is None or node.phase is not NodeState.SUSPECT:
+            continue
+        waiting = [one for one in turn.orders.about(node.about, o.QuarantineNode) if one.is_approved]
+        for one in waiting:
+            people = story.listed([known.who for known in one.approvals])
+            turn.orders.approve(one, people)
+            turn.tell(node, f"the brake lets its quarantine go on, which {people} approved.")
+            approved(turn, node, incident)
+        if not waiting:
             quarantine(turn, node, incident, ", ".join(node.findings[:3]))
 
 
@@ -643,6 +693,7 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
 def not_approved(turn: Turn, node: NodeRecord, why: str) -> None:
     """A proposal about the node was rejected, lapsed or overtaken: it is left to people."""
     incident = repair.incident_of(turn, node)
+    node_record.unbrake(turn, node)
     if node.phase is NodeState.SUSPECT:
         turn.orders.withdraw(node.about, why, o.ValidateNode)  # its checks were to decide on what was dropped
     plans = turn.orders.about(node.about, o.QuarantineNode, o.ValidateNode, *repair.REPAIR_ORDERS)

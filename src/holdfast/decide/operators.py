@@ -313,21 +313,39 @@ def _decide(turn: Turn, event: e.OperatorCommand) -> None:
         refuse(turn, event, obstacle)
         _dropped(turn, record, obstacle)
         return
-    if held := _is_last(event, record) and _held_by_brake(turn, record):
-        refuse(turn, event, f"{held}; the order goes on waiting: approve it once the brake has closed, or reset that")
-    elif record.approvals_needed <= 1:
+    _drop_void(turn, event, record)
+    if record.is_approved:
+        refuse(turn, event, f"it is approved, and {nodes.BRAKE}")
+    elif record.approvals_needed <= 1 and not nodes.is_braked(turn, record):
         _approve(turn, record, event.who)
-    elif _agrees(turn, event, record):
+    elif not _agrees(turn, event, record):
+        return
+    elif nodes.is_braked(turn, record):
+        _tell_of(turn, record, f"{event.who} approved: {describe(record.order)}.")
+        nodes.wait_for_brake(turn, record)
+    else:
         _approve(turn, record, story.listed([known.who for known in record.approvals]))
+
+
+def _drop_void(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> None:
+    """Count no more what came with tokens that were revoked, or have ended."""
+    left = [known for known in record.approvals if known.by not in event.void]
+    if len(left) < len(record.approvals):
+        gone = story.listed([known.who for known in record.approvals if known.by in event.void])
+        _leave(turn, record, left)
+        _tell_of(turn, record, f"the approval of {gone} counts no more: the token was revoked, or has ended.")
+
+
+def _leave(turn: Turn, record: OrderRecord, left: list[Approval]) -> None:
+    """These approvals are left. An order that waited for a brake alone waits for people again."""
+    was_approved = record.is_approved
+    turn.orders.agree(record, left)
+    if was_approved and isinstance(record.order, o.NodeOrder):
+        nodes.wait_for_people(turn, record)
 
 
 def _agrees(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> bool:
     """Count this person's approval, once. True when it was the last that was needed."""
-    left = [known for known in record.approvals if known.by not in event.void]
-    if len(left) < len(record.approvals):
-        gone = story.listed([known.who for known in record.approvals if known.by in event.void])
-        turn.orders.agree(record, left)
-        _tell_of(turn, record, f"the approval of {gone} counts no more: the token was revoked, or has ended.")
     if any(known.is_of(event.by) for known in record.approvals):
         token = event.by.partition(" ")[0] or event.who
         text = f"{token} has approved it already; it takes {record.approvals_needed} people, each with their own token"
@@ -341,12 +359,15 @@ def _agrees(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> bool:
 
 
 def _take_back(turn: Turn, event: e.OperatorCommand, record: OrderRecord) -> None:
-    """Withdraw a person's own approval of an order that waits for further ones."""
+    """Withdraw a person's own approval of an order that waits still, or those whose tokens hold no more."""
+    if event.void:
+        _drop_void(turn, event, record)
+        return
     left = [known for known in record.approvals if not known.is_of(event.by)]
     if len(left) == len(record.approvals):
         refuse(turn, event, f"{event.by.partition(' ')[0] or event.who} has not approved it")
         return
-    turn.orders.agree(record, left)
+    _leave(turn, record, left)
     _tell_of(turn, record, f"{event.who} withdrew their approval: {describe(record.order)}.")
 
 
@@ -365,8 +386,6 @@ def _tell_of(turn: Turn, record: OrderRecord, sentence: str) -> None:
 def _approve(turn: Turn, record: OrderRecord, who: str) -> None:
     order = record.order
     turn.orders.approve(record, who)
-    if order.incident:
-        turn.state.approved.setdefault(order.incident, []).append(order.remedy)
     if isinstance(order, o.JobOrder):
         job = turn.job(order.job)
         if job is not None:
@@ -405,25 +424,6 @@ def _no_longer_applies(turn: Turn, record: OrderRecord) -> str:
         if isinstance(order, o.QuarantineNode) and node.phase is not NodeState.SUSPECT:
             return f"the node is {node.phase} by now"
     return ""
-
-
-def _is_last(event: e.OperatorCommand, record: OrderRecord) -> bool:
-    """Would the order be given with this approval?"""
-    left = [known for known in record.approvals if known.by not in event.void]
-    is_new = not any(known.is_of(event.by) for known in left)
-    return record.approvals_needed <= 1 or (is_new and len(left) + 1 >= record.approvals_needed)
-
-
-def _held_by_brake(turn: Turn, record: OrderRecord) -> str:
-    """Why a quarantine is not given now, and stays proposed; empty: it may be."""
-    order = record.order
-    node = turn.state.nodes.get(order.node) if isinstance(order, o.QuarantineNode) else None
-    brake = turn.state.brakes.get(node.view.group) if node is not None else None
-    if node is None or brake is None:
-        return ""
-    if node_record.brake_allows(turn.policy_for(node).brake, brake, node.name, turn.now):
-        return ""
-    return "the brake of its group holds it back"
 
 
 def _still_about(turn: Turn, job: JobRecord, order: o.JobOrder) -> bool:

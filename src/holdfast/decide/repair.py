@@ -81,7 +81,9 @@ def check_drained(turn: Turn, node: NodeRecord) -> None:
 
 def is_held(turn: Turn, node: NodeRecord) -> bool:
     """Does its quarantine wait because of whose word it rests on?"""
-    return any(record.waits_for for record in turn.orders.about(node.about, o.QuarantineNode))
+    return any(
+        record.waits_for and not record.is_approved for record in turn.orders.about(node.about, o.QuarantineNode)
+    )
 
 
 def look_closer(turn: Turn, node: NodeRecord) -> None:

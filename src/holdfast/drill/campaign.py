@@ -29,6 +29,7 @@ from holdfast.drill.training import CHECKPOINTS, TrainingJob, loss_difference
 from holdfast.drill.verdict import Check
 from holdfast.errors import HoldfastError, NotFoundError, UserError
 from holdfast.model.records import JOB_ENDED, JobState
+from holdfast.os.files import write_whole
 from holdfast.ports import Clock
 from holdfast.report.html import render_html
 
@@ -133,8 +134,8 @@ async def run_campaign(
         await campaign.close()
         run.seconds = clock.monotonic() - began
         settings.folder.mkdir(parents=True, exist_ok=True)
-        (settings.folder / "drills.json").write_text(render_json(run), encoding="utf-8")
-        (settings.folder / "junit.xml").write_text(render_junit(run), encoding="utf-8")
+        write_whole(settings.folder / "drills.json", render_json(run).encode())
+        write_whole(settings.folder / "junit.xml", render_junit(run).encode())
     return run
 
 
@@ -215,7 +216,7 @@ class _Campaign:
             self.note(f"no report: {error}")
             return
         page = self.settings.folder / f"report-{self.stages}.html"
-        page.write_text(render_html(data), encoding="utf-8")
+        write_whole(page, render_html(data).encode())
 
     async def _job_state(self) -> JobState | None:
         """Of the job that is up; None: there is none."""

@@ -18,6 +18,7 @@ from holdfast.drill.calendar import Held
 from holdfast.drill.schedule import Schedule, regressions
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import Notify
+from holdfast.os.files import write_whole
 from holdfast.report.words import Words
 
 WORD = "notice.json"
@@ -47,7 +48,7 @@ def told(run: Held) -> Word | None:
 
 def keep(run: Held, word: Word) -> None:
     """Leave it beside the run's results. Raises OSError."""
-    (run.folder / WORD).write_bytes(msgspec.json.format(msgspec.json.encode(word), indent=2) + b"\n")
+    write_whole(run.folder / WORD, msgspec.json.format(msgspec.json.encode(word), indent=2) + b"\n")
 
 
 def word_of(schedule: Schedule, run: Held, earlier: Sequence[Held]) -> Word | None:

@@ -28,6 +28,7 @@ from holdfast.lab import network, slurm_conf
 from holdfast.lab.machine import MachinePlan, run_forked
 from holdfast.lab.settings import NODE_NAME, LabFacts
 from holdfast.os.files import write_whole
+from holdfast.os.processes import strike
 
 ANSWER_S = 10.0
 CUT_NAME = "cut"
@@ -46,6 +47,8 @@ class Node:
         """The keeper's child: the first process, or the one that waits for it outside its namespaces."""
         self.init = 0
         """The first process, in the keeper's numbering."""
+        self.held = -1
+        """A descriptor of it, which is its own while its number may be given to another."""
         self.link: socket.socket | None = None
         self.unread = b""
         self.hung = False
@@ -125,6 +128,10 @@ class Node:
             if said["say"] == "failed":
                 raise LinkError(said["error"])
         self.init = int(said["init"])
+        try:
+            self.held = os.pidfd_open(self.init)
+        except OSError as error:
+            raise LinkError(f"{self.name}: its first process has ended") from error
 
     def start(self, service: Mapping[str, Any], *, is_boot: bool = False) -> None:
         """Have it start a service that does not run."""
@@ -147,29 +154,47 @@ class Node:
     def end_process(self) -> None:
         """End everything on it at once."""
         if self.init and self.facts.settings.netns:
-            send_signal([self.init], signal.SIGKILL)
+            self.end_first()
         elif self.pid:
             self._end_tree(self.init or self.pid)
         if self.pid:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
+    def end_first(self) -> None:
+        """Kill its first process, which is no child of ours: what has its number since is left alone."""
+        if self.held >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self.held, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Its processes have ended."""
+        if self.link is not None:
+            self.link.close()
+        if self.held >= 0:
+            os.close(self.held)
+        self.link, self.pid, self.init, self.held, self.hung, self.cut = None, 0, 0, -1, False, False
+
     def _end_tree(self, root: int) -> None:
         # Stop first: a dying parent must not start or report anything. The first process, still alive, adopts orphans.
         deadline = time.monotonic() + ANSWER_S
-        while left := descendants(root, process_table()):
-            send_signal(left, signal.SIGSTOP)
-            send_signal(left, signal.SIGKILL)
+        while left := self._below(root):
+            strike(left, signal.SIGSTOP, of=lambda: self._below(root))
+            strike(left, signal.SIGKILL, of=lambda: self._below(root))
             if time.monotonic() > deadline:
                 raise LinkError(f"these processes would not end: {left}")
             time.sleep(0.001)
-        send_signal([root], signal.SIGKILL)
+        if root == self.pid:
+            send_signal([root], signal.SIGKILL)  # a child that has not been waited for keeps its number
+        else:
+            self.end_first()
+
+    def _below(self, root: int) -> list[int]:
+        return list(descendants(root, process_table()))
 
     def signal_all(self, sig: int) -> int:
         """Signal its every process; returns how many there are."""
-        tree = descendants(self.init, process_table())
-        send_signal(tree, sig)
-        return len(tree)
+        return len(strike(self._below(self.init), sig, of=lambda: self._below(self.init)))
 
     def ask(self, what: str, **facts: Any) -> dict[str, Any]:
         """Have its first process do something; returns the answer. Raises LinkError."""
@@ -267,12 +292,10 @@ class Rack:
         return was_on
 
     def _forget_process(self, node: Node) -> None:
-        if node.link is not None:
-            node.link.close()
         if node.is_on and self.facts.settings.netns:
             # Its end of the wire went with its network; the kernel may take a moment, and the name is needed again.
             network.drop_wires(self.facts, [node.number])
-        node.link, node.pid, node.init, node.hung, node.cut = None, 0, 0, False, False
+        node.let_go()
         with contextlib.suppress(FileNotFoundError):
             (node.folder / CUT_NAME).unlink()
 
@@ -284,9 +307,8 @@ class Rack:
 
     def close(self) -> None:
         """Switch off everything."""
-        inits = [node.init for node in self.nodes.values() if node.init]
-        if self.facts.settings.netns:
-            send_signal(inits, signal.SIGKILL)
+        for node in self.nodes.values() if self.facts.settings.netns else ():
+            node.end_first()
         for node in self.nodes.values():
             node.boot_at = None
             if node.pid:

@@ -18,6 +18,7 @@ from holdfast.detect.stack_groups import training_stack
 from holdfast.errors import PermanentOrderError
 from holdfast.launch.frames import STOPPED, RankStack
 from holdfast.launch.process import NOT_RUNNING, spawn, state_of
+from holdfast.os.processes import catches, strike
 from holdfast.telemetry.layout import stacks_name
 from holdfast.telemetry.signals import STACK_SIGNAL
 from holdfast.telemetry.slot import SlotView
@@ -65,7 +66,8 @@ async def _by_signal(target: Target, folder: Path) -> list[ThreadStack]:
     """By faulthandler, whose C handler writes even while the interpreter lock is held or a system call lasts."""
     path = folder / stacks_name(target.rank)
     before = path.stat().st_size
-    os.kill(target.pid, STACK_SIGNAL)
+    if not strike([target.pid], STACK_SIGNAL, of=lambda: [target.pid] if catches(target.pid, STACK_SIGNAL) else []):
+        raise PermanentOrderError("has ended, or takes no stack signal: it would end a process that is not armed")
     size, quiet = before, 0
     while size == before or quiet < _QUIET_POLLS:
         await asyncio.sleep(_POLL_S)

@@ -32,6 +32,7 @@ from holdfast.launch.frames import (
 )
 from holdfast.launch.process import descendants, environ_of, parents
 from holdfast.launch.step_slots import StepSlots
+from holdfast.os.processes import strike
 from holdfast.telemetry.slot import SlotError
 
 _PAUSE_S = 0.02
@@ -73,11 +74,7 @@ async def kill_all(find: Callable[[], set[int]], signum: int = signal.SIGKILL) -
     quiet = 0
     while quiet < 2:
         found = await asyncio.to_thread(find)
-        for pid in found:
-            try:
-                os.kill(pid, signum)
-            except (ProcessLookupError, PermissionError):
-                continue
+        await asyncio.to_thread(strike, found, signum, of=find)
         quiet = 0 if found else quiet + 1
         if time.monotonic() > deadline:
             return False

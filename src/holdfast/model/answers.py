@@ -167,7 +167,13 @@ class CommandAnswer(Struct, frozen=True):
     refused: str = ""
     """Why the engine did not do it; empty: it was taken."""
     waits: str = ""
-    """What an approval that was taken waits for still, `1 of 2 approvals`; empty: nothing."""
+    """What an approval that was taken waits for still, `1 of 2 approvals`, `2 of 2 approvals; the brake of...`; empty:
+    nothing."""
+
+    @property
+    def standing(self) -> str:
+        """Where the order stands that `waits`, as the end of a sentence about it."""
+        return f"has {self.waits}" if ";" in self.waits else f"has {self.waits}, and waits for more"
 
 
 class TokenPurpose(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -452,7 +452,12 @@ class OrderRecord(Struct, omit_defaults=True):
     """Whose word keeps a proposed order from being given; empty: policy says advise."""
     approvals_needed: int = 1
     approvals: list[Approval] = field(default_factory=list)
-    """Those of a proposed order that needs several."""
+    """Those of a proposed order that needs several, or that waits for a brake since."""
+
+    @property
+    def is_approved(self) -> bool:
+        """Proposed, and approved by as many people as it takes: it waits for the brake of its group alone."""
+        return self.status is OrderStatus.PROPOSED and len(self.approvals) >= self.approvals_needed
 
 
 class Rested(Struct, omit_defaults=True):

@@ -33,7 +33,7 @@ from holdfast.adapters.notify import FileNotifier
 from holdfast.adapters.policy_files import packaged_presets, read_policy
 from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.api import ApiServer, TokenBook
-from holdfast.api.auth import ensure_tokens
+from holdfast.api.auth import ensure_tokens, too_few_people
 from holdfast.api.exchange import Directory, Exchange, ensure_key
 from holdfast.api.standing_by import standing_by
 from holdfast.cockpit import Cockpit, router
@@ -42,6 +42,7 @@ from holdfast.drill.calendar import Calendar
 from holdfast.drill.calendar import checked as checked_calendar
 from holdfast.errors import HoldfastError, JournalBusyError, JournalError, UsageError
 from holdfast.model.events import PolicyLoaded
+from holdfast.model.policy import PolicySet
 from holdfast.os import munge
 from holdfast.os.files import locked, write_whole
 from holdfast.os.tls import checked
@@ -196,7 +197,8 @@ async def serve(options: Options) -> None:
     slurm, topology = placed_slurm(options.settings), topology_of(options.settings)
     orchestrator = make_orchestrator(options.cluster, options.folder, slurm, config.kubernetes)
     orchestrator = placed(orchestrator, options.cluster, topology)
-    tokens = TokenBook.load(options.token_file or ensure_tokens(options.folder))
+    tokens = TokenBook.load(book := options.token_file or ensure_tokens(options.folder))
+    warn_of_people(policies, book)
     reviewer: TokenReviews | None = None
     journal = await open_patiently(options.journal, standby=options.standby, pause_s=options.lease_s / 10)
     try:
@@ -300,6 +302,12 @@ async def first_look(the_controller: Controller, task: asyncio.Task[None]) -> No
     tried.cancel()
 
 
+def warn_of_people(policies: PolicySet, book: Path) -> None:
+    """Log it where policy asks for more people than have tokens."""
+    if why := too_few_people(policies, book, time.time()):
+        _log.warning("what is proposed cannot be approved", why=why)
+
+
 async def load_policy(the_controller: Controller, toml: str, file: Path | None, why: str = "start") -> None:
     """Have the policy in the journal, unless it is the one that holds: a replay must judge by it, too.
 
@@ -323,7 +331,8 @@ async def load_policy(the_controller: Controller, toml: str, file: Path | None, 
 async def reload_policy(the_controller: Controller, options: Options) -> None:
     """Read the policy file again; a wrong one changes nothing."""
     try:
-        _, toml = read_policy(options.policy, packaged_presets())
+        policies, toml = read_policy(options.policy, packaged_presets())
+        warn_of_people(policies, options.token_file or ensure_tokens(options.folder))
         await load_policy(the_controller, toml, options.policy, "SIGHUP")
     except HoldfastError as error:
         _log.error("the policy was not loaded; the former one holds", why=str(error))

@@ -6,11 +6,7 @@ passes only while a node boots (`power_on`).
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 import signal
-from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from holdfast.adapters.local.nodes import LocalNode, Power
@@ -27,6 +23,7 @@ from holdfast.adapters.local.protocol import (
     StopProcess,
 )
 from holdfast.errors import NotFoundError, RefusedError, UsageError
+from holdfast.os.processes import strike
 
 
 async def break_it(request: Breaker, node: LocalNode) -> Any:
@@ -73,32 +70,3 @@ def _signal(node: LocalNode, sig: int, pid: int, target: str) -> list[int]:
     if pid and not hit:
         raise RefusedError(f"process {pid} does not run on {node.name}")
     return hit
-
-
-def strike(pids: Sequence[int], sig: int, *, of: Callable[[], Collection[int]]) -> list[int]:
-    """Signal those of these processes that belong to a node, and return them.
-
-    The breaker must not reach beyond its node: it runs with the daemon's rights. A number may be another process's by
-    the time of the signal, so each process is held by a descriptor first, and looked at then.
-
-    Args:
-        pids: as they were found.
-        sig: the signal.
-        of: tells the node's processes as they are now.
-    """
-    held: dict[int, int] = {}
-    try:
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                held[pid] = os.pidfd_open(pid)
-        theirs = set(of()) - {os.getpid()}
-        hit = []
-        for pid, fd in held.items():
-            if pid in theirs and not select.select([fd], [], [], 0)[0]:  # alive, so that its number is its own
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(fd, sig)
-                    hit.append(pid)
-        return hit
-    finally:
-        for fd in held.values():
-            os.close(fd)

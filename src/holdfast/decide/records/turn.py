@@ -154,17 +154,29 @@ class OpenOrders:
         self._changes.add(record)
 
     def approve(self, record: OrderRecord, who: str) -> None:
-        """Order what was proposed."""
+        """Order what was proposed; what it remedies needs no further approval for its incident."""
         self._timers.cancel(f"propose:{record.order.id}")
+        waited_for_brake = record.is_approved and not record.expires_at
         record.status, record.issued_at, record.expires_at = OrderStatus.PENDING, self._state.now, 0.0
         record.detail = f"approved by {who}"
+        if record.order.incident:
+            self._state.approved.setdefault(record.order.incident, []).append(record.order.remedy)
         self._let_go(record)
+        record.waits_for = "" if waited_for_brake else record.waits_for
         self._changes.add(record)
         self._outgoing.orders.append(record.order)
 
     def agree(self, record: OrderRecord, approvals: list[Approval]) -> None:
-        """These people have approved it so far; it needs more."""
+        """These people have approved it so far."""
         record.approvals = approvals
+        self._changes.add(record)
+
+    def wait_on(self, record: OrderRecord, waits_for: str, wait_s: float = 0.0) -> None:
+        """Keep it proposed because of this; it lapses after `wait_s`, and never when that is 0."""
+        self._timers.cancel(f"propose:{record.order.id}")
+        record.waits_for, record.expires_at = waits_for, self._state.now + wait_s if wait_s else 0.0
+        if wait_s:
+            self._timers.start(f"propose:{record.order.id}", wait_s, incident=record.order.incident)
         self._changes.add(record)
 
     def retry(self, record: OrderRecord, why: str, after_s: float) -> None:
