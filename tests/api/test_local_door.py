@@ -230,3 +230,24 @@ def test_launchers_and_agents_of_this_machine_use_the_socket_beside_the_address(
         await line.close()
 
     run(work)
+
+
+def test_a_controller_whose_user_has_no_name_is_its_own_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container runs as a number alone. The one that stands for users of other namespaces gets no socket."""
+    monkeypatch.setattr(api_door, "_name_of", lambda _uid: "")
+
+    async def work() -> None:
+        async with (
+            engine_served(tmp_path, socket=tmp_path / NAME) as house,
+            AsyncClient(f"unix:{tmp_path / NAME}") as me,
+        ):
+            await me.command(e.Command.DRAIN, who="mei", why="x", node="n1")
+            (stored,) = await house.controller.journal.events(kind="operator_command")
+            assert getattr(stored, "by", "") == f"uid:{os.geteuid()} user:uid:{os.geteuid()}"
+
+    run(work)
+    monkeypatch.setattr(os, "geteuid", lambda: api_door.OVERFLOW_UID)
+    with pytest.raises(RefusedError, match="stands for users of other namespaces"):
+        asyncio.run(api_door.LocalDoor(None, tmp_path / NAME).open())

@@ -23,6 +23,7 @@ from holdfast.cli.controller import controller, parse_listen
 from holdfast.client import Client, Trust
 from holdfast.errors import HoldfastError, JournalError, UsageError
 from holdfast.model import events as e
+from holdfast.os.unix_sockets import NAME
 from holdfast.wiring.controller import only_one
 from holdfast.wiring.orchestrators import make_orchestrator
 
@@ -96,6 +97,21 @@ def test_an_orderly_end_leaves_a_snapshot(tmp_path: Path):
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert log.count("controller has ended") == 2
+
+
+def test_a_controller_answers_its_own_user_at_its_socket(tmp_path: Path):
+    """In a folder that a cluster has made for a group, too: the right of others to write in it is taken away."""
+    place = tmp_path / "c" / "controller"
+    place.mkdir(parents=True)
+    place.chmod(0o775)
+    with started(tmp_path / "c") as process:
+        facts_of(tmp_path / "c", process)
+        with Client(f"unix:{place / NAME}") as client:
+            assert client.state().health["epoch"] == 1
+        assert place.stat().st_mode & 0o777 == 0o755
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    assert not (place / NAME).exists()
 
 
 def test_a_second_controller_of_the_same_folder_is_refused(tmp_path: Path):

@@ -80,6 +80,10 @@ class LocalDoor:
             RefusedError: others could exchange the socket, or something else stands in its place.
             LinkError: it cannot be opened.
         """
+        if os.geteuid() == OVERFLOW_UID:
+            raise RefusedError(
+                f"uid {OVERFLOW_UID} stands for users of other namespaces, too: run the controller as another"
+            )
         check_place(self.path)
         async with contextlib.AsyncExitStack() as undo:
             try:
@@ -100,9 +104,8 @@ class LocalDoor:
 
     async def _serve_inside(self, undo: contextlib.AsyncExitStack) -> None:
         server = make_server(self._as_peer)
-        server.bind_uds = (
-            Path(self._folder) / "http"
-        )  # not by the option, which writes the path out and has it too long
+        # Granian's own option would write the path out, and have it too long.
+        server.bind_uds = Path(self._folder) / "http"
         task: asyncio.Task[None] = asyncio.create_task(server.serve(), name="local door")
 
         async def stop() -> None:
@@ -169,10 +172,11 @@ async def local_identity(connection: ASGIConnection[Any, Any, Any, Any]) -> Iden
     peer: Peer | None = scope.get(PEER)
     if peer is None or connection.headers.get("authorization"):
         return None
+    if is_operator(peer.uid):
+        name = peer.user or f"uid:{peer.uid}"  # in a container nobody may have named it
+        return Identity(name, Role.OPERATOR, id=f"user:{name}")
     if not peer.user:
         raise RefusedError(f"the controller's machine knows no user with uid {peer.uid}")
-    if is_operator(peer.uid):
-        return Identity(peer.user, Role.OPERATOR, id=f"user:{peer.user}")
     return await identity_of(connection.app.state.controller, peer.user, connection.headers.get(SOURCE_HEADER, ""))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +85,10 @@ def controller(given: ControllerChoices) -> None:
     )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (
+            folder.stat().st_uid == os.geteuid()
+        ):  # made by a cluster, perhaps for a group: the socket is its owner's alone
+            folder.chmod(folder.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH) & 0o7777)
     except OSError as error:
         raise UsageError(f"--dir {given.cluster_dir}: cannot be made: {error.strerror}") from error
     keep(options)
