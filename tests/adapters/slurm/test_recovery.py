@@ -170,6 +170,15 @@ def test_the_owner_of_a_job_that_slurm_itself_holds_is_told(slurm_lab: SlurmLab,
         slurm_lab.run(["scontrol", "reconfigure"])
 
 
+def test_an_output_file_that_cannot_be_written_is_named(slurm_lab: SlurmLab, kept: Kept) -> None:
+    """Slurm ends such a job with 0:53, which is no signal of a rank."""
+    job = slurm_lab.sbatch(["--output=/nonexistent/job.out"], script=ONCE)
+    kept.until(lambda: kept.job(job).get("attempts", [{}])[-1].get("ended_at"), "ended")
+    assert slurm_lab.job(job)["ExitCode"] == "0:53"
+    kept.until(lambda: "output file" in kept.notices(), "the cause is told")
+    assert "signal 53" not in kept.notices()
+
+
 def test_a_task_of_an_array_is_recovered_alone(slurm_lab: SlurmLab, kept: Kept) -> None:
     """The task that failed is requeued, its sisters run on; the last task, which has the array's id, too."""
     script = ONCE.replace(
