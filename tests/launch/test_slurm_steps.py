@@ -134,8 +134,12 @@ time.sleep(0.2 if attempt else 60)
     before = step.began(0, 4)
     step.watched()
     step.judged()
+    story = step.folder / "job" / "step-0" / "story.txt"
+    wait_until(story.exists, "the story begins with the first attempt", limit_s=LIMIT_S, logs=(step.out,))
+    assert story.read_text() == "No incident so far.\n"
     (step.folder / "go").touch()
     after = step.began(1, 4)
+    wait_until(lambda: "signal 9" in story.read_text(), "the story goes on", limit_s=LIMIT_S, logs=(step.out,))
     assert step.code() == 0
     assert {node for node, _ in after.values()} == {node for node, _ in before.values()}
     assert "rank 1 on node01 ended with signal 9" in step.text()

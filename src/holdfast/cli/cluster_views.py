@@ -60,7 +60,12 @@ def jobs(
 
 @answering
 def job(
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast jobs` shows it: 1778, 1778(1), or 1778#2.")],
+    job_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="As `holdfast jobs` shows it: 1778, 1778(1), 1778#2, or an array's task, 12_2."
+        ),
+    ],
     *,
     where: Where,
 ) -> Answer:
@@ -71,7 +76,7 @@ def job(
         records: Records,
     ) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], list[Save], TrainingTime, str]:
         known = await records.jobs()
-        found = [record for record in known if name in {str(record.key), record.key.id}]
+        found = [record for record in known if name in {str(record.key), record.key.id, record.view.task or None}]
         if not found:
             raise screen.missing("job", name, [str(record.key) for record in known])
         # Schedulers reuse ids: the bare id means the newest job of that id, `1778#1` an earlier one.

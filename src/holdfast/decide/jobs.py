@@ -26,6 +26,8 @@ LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
 _FAILURES = frozenset({SchedulerState.FAILED, SchedulerState.NODE_FAIL, SchedulerState.PREEMPTED})
 _WAITS = frozenset({JobState.RELEASED, JobState.WAITING_FOR_NODES})
+OUTPUT_REFUSED = 53
+"""Slurm ends a job with this "signal" whose output file it cannot open."""
 _QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
 _STARTS = _QUEUED | {SchedulerState.RUNNING}
 """States in which a job that had ended has been queued again. One that completes is on its way to the same end."""
@@ -534,6 +536,8 @@ def end_of_attempt(turn: Turn, job: JobRecord, code: int | None, signal: int | N
     """An end that nobody explained: the exit itself is the evidence."""
     rule = f"exit.signal.{signal}" if signal else f"exit.code.{code if code is not None else 'unknown'}"
     words = f"signal {signal}" if signal else f"exit code {code}"
+    if signal == OUTPUT_REFUSED:
+        words = "exit 0:53: its output file could not be written"
     return turn.finding(
         rule,
         job.about,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,9 @@ from holdfast.launch.place import JobPlace
 from holdfast.model import events as e
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.orders import AnyOrder, Notify
-from holdfast.model.records import JobRecord
+from holdfast.model.records import IncidentRecord, JobRecord
 from holdfast.os.clock import steady_time
-from holdfast.ports import Journal, Orchestrator
+from holdfast.ports import Journal, Notifier, Orchestrator
 
 if TYPE_CHECKING:
     from holdfast.launch.slurm_nodes import SlurmNodes
@@ -159,17 +159,18 @@ def _refused(job_dir: Path, error: JournalError) -> HoldfastError:
 async def _judge_it(leader: Leader, late: LateController, ground: Ground, judge: Judge) -> None:
     """Once the ranks run: the journal, the engine in its controller, and the line to the cluster's; until cancelled."""
     orchestrator = AllocationOrchestrator(leader, leader.crew, want_nodes=leader.want_nodes, now=steady_time)
-    notifiers = [VoiceNotifier(ground.voice)]
     try:
         await _ranks_first(leader)
         # In a thread: what is loaded here takes longer than everything before it, and the ranks must be watched.
         journal = await asyncio.to_thread(_open_own, ground.place.job_dir)
         try:
-            make = functools.partial(judge.controller, journal, orchestrator, list(notifiers), ground.place.source)
+            notifiers: list[Notifier] = [VoiceNotifier(ground.voice, journal, ground.place.job_dir)]
+            make = functools.partial(judge.controller, journal, orchestrator, notifiers, ground.place.source)
             real = await asyncio.to_thread(make)
             if not await leader.own_lease.is_ours_now():
                 return  # a judgement that begins ends that of the launcher that has the job
             try:
+                _write_stories(ground.place.job_dir, await journal.incidents())
                 await _run_parts(leader, orchestrator, ground, late.run(real))
             except JournalError as error:
                 raise _refused(ground.place.job_dir, error) from error
@@ -287,44 +288,54 @@ async def _leave(leader: Leader, code: int) -> None:
         seq, uplink = await leader.leaving.say_left(code), leader.leaving.uplink
         if uplink is not None and uplink.is_reachable:
             await uplink.flush(seq, 2.0)
-        await _write_stories(leader, code)
+        await _explain(leader, code)
 
 
-async def _write_stories(leader: Leader, code: int) -> None:
+async def _explain(leader: Leader, code: int) -> None:
+    """Why the launcher leaves, with what is known of the newest incident."""
     leaving = leader.leaving
     incidents = await leader.events.controller.journal.incidents()
+    _write_stories(leader.place.job_dir, incidents)
     if not incidents:
         return
-    path = story_file(leader.place.job_dir)
-    parts = []
-    for incident in reversed(incidents):
-        head = f"Incident {incident.id}" + (f": {incident.diagnosis.summary}" if incident.diagnosis else "")
-        story = incident.diagnosis.story if incident.diagnosis else ""
-        parts.append("\n".join([head, *([story] if story else []), *(f"  - {line}" for line in incident.story)]))
-    with contextlib.suppress(OSError):
-        path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     # What the job has recovered from is not why it ends now.
     newest = incidents[0].diagnosis if incidents[0].outcome != "recovered" else None
     if code and newest is not None and newest.clause not in leaving.why:
         leaving.why = f"{newest.clause}; {leaving.why}" if leaving.why else newest.clause
     if code:
-        leaving.why = f"{leaving.why} (story: {path})"
+        leaving.why = f"{leaving.why} (story: {story_file(leader.place.job_dir)})"
+
+
+def _write_stories(job_dir: Path, incidents: Sequence[IncidentRecord]) -> None:
+    """Of these incidents, newest first; a folder that refuses stops nothing."""
+    parts = []
+    for incident in reversed(incidents):
+        head = f"Incident {incident.id}" + (f": {incident.diagnosis.summary}" if incident.diagnosis else "")
+        story = incident.diagnosis.story if incident.diagnosis else ""
+        parts.append("\n".join([head, *([story] if story else []), *(f"  - {line}" for line in incident.story)]))
+    text = "\n\n".join(parts or ["No incident so far."]) + "\n"
+    with contextlib.suppress(OSError):
+        story_file(job_dir).write_text(text, encoding="utf-8")
 
 
 def story_file(job_dir: Path) -> Path:
-    """Where the incidents' stories are written when the launcher leaves."""
+    """Where the incidents' stories are written: from the first attempt on, and again with each notice."""
     return job_dir / "story.txt"
 
 
 class VoiceNotifier:
-    """Tells whoever reads the launcher's output."""
+    """Tells whoever reads the launcher's output, and keeps the story file."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: Voice, journal: Journal, job_dir: Path) -> None:
         self._voice = voice
+        self._journal = journal
+        self._job_dir = job_dir
 
     async def send(self, notice: Notify) -> None:
         """See `ports.Notifier`."""
         self._voice.say(*spoken(notice).splitlines())
+        with contextlib.suppress(JournalError):
+            _write_stories(self._job_dir, await self._journal.incidents())
 
 
 def spoken(notice: Notify) -> str:

@@ -66,6 +66,8 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     """One job as the scheduler reports it now."""
 
     key: JobKey
+    task: str = ""
+    """What people call it where that is not its id: `12_2` of an array's task."""
     name: str = ""
     user: str = ""
     project: str = ""

@@ -306,8 +306,9 @@ class JobRecord(Struct, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """`1778(2)` of the newest attempt, `1778` before the first."""
-        return attempt_name(str(self.key), self.attempts[-1].number) if self.attempts else str(self.key)
+        """`1778(2)` of the newest attempt, `1778` before the first; an array's task is `12_2(0)`."""
+        job = self.view.task + str(self.key).removeprefix(self.key.id) if self.view.task else str(self.key)
+        return attempt_name(job, self.attempts[-1].number) if self.attempts else job
 
 
 class NodeRecord(Struct, omit_defaults=True):

@@ -170,6 +170,15 @@ def test_the_owner_of_a_job_that_slurm_itself_holds_is_told(slurm_lab: SlurmLab,
         slurm_lab.run(["scontrol", "reconfigure"])
 
 
+def test_an_output_file_that_cannot_be_written_is_named(slurm_lab: SlurmLab, kept: Kept) -> None:
+    """Slurm ends such a job with 0:53, which is no signal of a rank."""
+    job = slurm_lab.sbatch(["--output=/nonexistent/job.out"], script=ONCE)
+    kept.until(lambda: kept.job(job).get("attempts", [{}])[-1].get("ended_at"), "ended")
+    assert slurm_lab.job(job)["ExitCode"] == "0:53"
+    kept.until(lambda: "output file" in kept.notices(), "the cause is told")
+    assert "signal 53" not in kept.notices()
+
+
 def test_a_task_of_an_array_is_recovered_alone(slurm_lab: SlurmLab, kept: Kept) -> None:
     """The task that failed is requeued, its sisters run on; the last task, which has the array's id, too."""
     script = ONCE.replace(
@@ -185,6 +194,11 @@ def test_a_task_of_an_array_is_recovered_alone(slurm_lab: SlurmLab, kept: Kept) 
 
         expected = {task: "1/R" if task == which else "0/R" for task in ("1", "2", "3")}
         kept.until(lambda expected=expected: restarts() == expected, f"only task {which} was requeued")
+        assert f"{array}_{which}(0)" in kept.notices()
+        argv = [sys.executable, "-m", "holdfast", "job", f"{array}_{which}", "--dir", str(kept.folder)]
+        shown = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        assert shown.returncode == 0, shown.stderr
+        assert f"{array}_{which}(1)" in shown.stdout
         slurm_lab.run(["scancel", array])
 
 
@@ -351,6 +365,34 @@ def test_a_spare_in_the_allocation_is_used_before_the_job_is_requeued(tmp_path: 
                 seen = lab.job(job)
                 assert seen["NumNodes"] == "3"
                 assert not {lost, again} & set(node_names(seen["NodeList"]))
+            finally:
+                kept.end()
+
+
+@pytest.mark.soak
+def test_an_idle_spare_that_is_lost_ends_nothing(tmp_path: Path) -> None:
+    """With a controller, and under --no-requeue: the spare leaves the job before the controller sets it down."""
+    need_slurm(netns=True)
+    with short_folder() as place:
+        settings = LabSettings(nodes=4, netns=True, boot_s=0.3, slurmd_timeout_s=20, extra_conf="TCPTimeout=1")
+        with SlurmLab.start(settings, place) as lab:
+            kept = Kept(lab, tmp_path / "c", f"{TINY}[brake]\nmax_percent = 100\nmax_nodes = 64\n")
+            kept.listen = f"{lab.facts.ctld_address}:0"
+            try:
+                kept.start()
+                cwd = folder_of(lab, "idle")
+                (cwd / "train.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
+                script = WITH_SPARE.format(folder=kept.folder, python=sys.executable)
+                job = lab.sbatch(["--no-requeue"], script=script, cwd=cwd)
+                kept.until(lambda: kept.job(job).get("attempts", [{}])[-1].get("epoch"), "its launchers run")
+                used = kept.job(job)["attempts"][-1]["nodes"]
+                (spare,) = set(node_names(lab.job(job)["NodeList"])) - set(used)
+                lab.crash(spare)
+                kept.until(lambda: lab.node_states()[spare].startswith("down"), "set down, or given up")
+                kept.until(lambda: lab.job(job)["NumNodes"] == "2", "let go")
+                seen = lab.job(job)
+                assert (seen["JobState"], seen["Restarts"]) == ("RUNNING", "0")
+                assert kept.attempts(job) == [0]
             finally:
                 kept.end()
 

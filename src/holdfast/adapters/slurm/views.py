@@ -123,6 +123,7 @@ def job_view(job: SlurmJob, key: JobKey) -> JobView:
     wish = wish_of(job.comment)
     return JobView(
         key=key,
+        task=job.ref if job.ref != job.id else "",
         name=job.name,
         user=job.user,
         project=job.account,
