@@ -316,6 +316,7 @@ def heard(turn: Turn, name: str) -> None:
 def spoke(turn: Turn, name: str, at: float) -> None:
     """Its agent's own word, at this time of its clock: it is heard, and ran then."""
     if name in turn.state.nodes:
+        node_record.agent_spoke(turn, turn.state.nodes[name])
         turn.state.spoke[name] = max(turn.state.spoke.get(name, 0.0), min(at, turn.now))
     heard(turn, name)
 
