@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -202,3 +203,18 @@ def test_states_are_words_and_colours_only_repeat_them(
     coloured = holdfast("nodes", "--journal", journal).out
     assert "\x1b[" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_a_node_without_an_agent_is_unheard(holdfast: Holdfast, tmp_path: Path) -> None:
+    """`nodes` tells it from a healthy one, `--state` chooses it, and `node show` says why."""
+    nodes = [
+        NodeRecord(name, NodeView(name=name, group="gpu", alive=True), heard=heard)
+        for name, heard in (("n1", True), ("n2", False), ("n3", False))
+    ]
+    journal = make(tmp_path / "journal.db", Touched(nodes=nodes))
+    rows = holdfast("nodes", "--journal", journal).out.splitlines()[-3:]
+    assert [row.split()[2] for row in rows] == ["healthy", "unheard", "unheard"]
+    chosen = json.loads(holdfast("nodes", "--state", "unheard", "--json", "--journal", journal).out)["nodes"]
+    told = [(one["node"], one["state"], one["heard"]) for one in chosen]
+    assert told == [("n2", "healthy", False), ("n3", "healthy", False)]
+    assert "never heard" in holdfast("node", "show", "n2", "--journal", journal).out

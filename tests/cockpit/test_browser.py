@@ -79,7 +79,7 @@ def test_an_engineer_watches_a_recovery_and_takes_over(tmp_path: Path) -> None:
             await following(page)
             await page.evaluate("window.kept = 'same page'")
             await house.fault("n4")
-            await page.wait_for_selector('#grid a[href="/nodes/n4"]:not(.healthy)')
+            await page.wait_for_selector('#grid a[href="/nodes/n4"]:not(.healthy, .unheard)')
             await page.wait_for_selector("[data-part=incidents] >> text=Xid 74")
             assert await page.evaluate("window.kept") == "same page"
             await page.click("[data-part=incidents] a >> nth=0")
@@ -197,7 +197,7 @@ def test_pages_can_be_read_without_scripts(tmp_path: Path) -> None:
             # Nothing renews the page by itself: it is loaded once, when the board behind it knows of the fault.
             await until(lambda: house.cockpit.fleet.nodes["n4"].state != "healthy" and house.cockpit.fleet.incidents)
             await page.goto("/")
-            await page.wait_for_selector('#grid a[href="/nodes/n4"]:not(.healthy)')
+            await page.wait_for_selector('#grid a[href="/nodes/n4"]:not(.healthy, .unheard)')
             await page.click("[data-part=incidents] a >> nth=0")
             await page.wait_for_selector("text=Evidence >> nth=0")
             await page.goto("/nodes/n5")

@@ -646,3 +646,11 @@ def test_a_node_that_died_between_its_checks_and_its_return_is_seen_to():
     play.node("n2", drained=False, drain_reason="")
     play.fire("silent:n2")
     assert play.opened(o.QuarantineNode)
+
+
+def test_a_node_is_unheard_until_its_agent_speaks(idle):
+    """The scheduler calls it well, and nothing is decided otherwise; people see that no agent speaks for it."""
+    node = idle.n()
+    assert (node.state, node.heard, node.shown) == (NodeState.HEALTHY, False, "unheard")
+    idle.do(e.AgentAttached, node="n2", boot_id="b-n2", instance_id="m-n2")
+    assert (node.state, node.heard, node.shown) == (NodeState.HEALTHY, True, "healthy")

@@ -91,7 +91,10 @@ class Scope:
             name=view.name, group=view.group, alive=view.alive, drained=view.drained, jobs=jobs, gpus=view.gpus,
             topology=view.topology,
         )  # fmt: skip
-        return NodeRecord(name=record.name, view=seen, state=record.state, since=record.since, silent=record.silent)
+        return NodeRecord(
+            name=record.name, view=seen, state=record.state, since=record.since, silent=record.silent,
+            heard=record.heard,
+        )  # fmt: skip
 
     def incidents(self, found: Iterable[IncidentRecord]) -> list[IncidentRecord]:
         """The incidents of jobs that are seen; of those that concern other jobs too, without what may name these."""

@@ -20,6 +20,7 @@ from holdfast.detect.lifting import all_lifted_by
 from holdfast.model.evidence import Finding, Role
 from holdfast.model.orders import CancelTimer, Notify, OrderStatus, StartTimer
 from holdfast.model.records import (
+    SHOWN_STATES,
     AttemptRecord,
     BrakeRecord,
     IncidentRecord,
@@ -266,10 +267,9 @@ def brakes_view(brakes: Sequence[BrakeRecord], at: float) -> list[RenderableType
 
 def node_groups(nodes: Sequence[NodeRecord]) -> Table:
     """Nodes folded by group and state."""
-    counted: dict[tuple[str, NodeState], list[str]] = {}
-    order = list(NodeState)
-    for node in sorted(nodes, key=lambda n: (n.view.group, order.index(n.state))):
-        counted.setdefault((node.view.group, node.state), []).append(node.name)
+    counted: dict[tuple[str, str], list[str]] = {}
+    for node in sorted(nodes, key=lambda n: (n.view.group, SHOWN_STATES.index(n.shown))):
+        counted.setdefault((node.view.group, node.shown), []).append(node.name)
     rows = (
         (screen.clean(group) or None, screen.state(state), len(names), _short(screen.fold(names)))
         for (group, state), names in counted.items()
@@ -283,7 +283,7 @@ def node_rows(nodes: Iterable[NodeRecord], at: float, *, title: str = "") -> Tab
         (
             node.name,
             screen.clean(node.view.group) or None,
-            screen.state(node.state),
+            screen.state(node.shown),
             screen.age(node.since, at),
             _short(",".join(screen.clean(job) for job in node.view.jobs), 40) or None,
             node_reason(node),
@@ -314,7 +314,7 @@ def node_page(
 ) -> RenderableType:
     """One node: facts, incidents, orders, story."""
     view = node.view
-    state = screen.state(node.state)
+    state = screen.state(node.shown)
     state.append(f" for {screen.age(node.since, at)}", style="dim")
     drained = ""
     if view.drained:
@@ -323,6 +323,7 @@ def node_page(
     rows: list[tuple[str, str | Text]] = [
         ("state", state),
         ("answers", answers + (", silent" if node.silent else "")),
+        ("agent", "" if node.heard else "never heard"),
         ("group", view.group + (", spare" if view.spare else "")),
         ("drained", drained),
         ("scheduler", view.state_text),

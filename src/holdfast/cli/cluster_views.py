@@ -35,7 +35,7 @@ from holdfast.cli.options import OptionSet, Where
 from holdfast.cli.records import Records, launcher_gone, policies_of, read
 from holdfast.errors import RefusedError, UsageError
 from holdfast.model.events import AnyEvent
-from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, NodeState, OrderRecord
+from holdfast.model.records import SHOWN_STATES, BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
 from holdfast.model.toml_lines import did_you_mean
 from holdfast.report.merged import Line
 from holdfast.report.saves import Save, saves_of
@@ -111,7 +111,7 @@ def nodes(
     where: Where,
 ) -> Answer:
     """List nodes and their state. Many nodes are folded by group and state: `node[0001-1990]`."""
-    known = [member.value for member in NodeState]
+    known = SHOWN_STATES
     if state is not None and state not in known:
         raise UsageError(f'--state "{state}" is not a state of a node{did_you_mean(state, known)}')
 
@@ -122,7 +122,7 @@ def nodes(
             return await records.nodes(), []
 
     found, brakes = read(where, look)
-    chosen = [node for node in found if state in {None, node.state.value}]
+    chosen = [node for node in found if state in {None, node.shown}]
     none = f"No nodes in state {state}." if state else "No nodes."
     return Answer(
         lambda: form(nodes=[node_row(node) for node in chosen], brakes=[brake_form(brake) for brake in brakes]),

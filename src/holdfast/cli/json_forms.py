@@ -91,6 +91,7 @@ def node_row(node: NodeRecord) -> Form:
         **fields_of(node, "state since?"),
         "alive": view.alive,
         "silent": node.silent,
+        "heard": node.heard,
         **fields_of(view, "spare drained"),
         "drained_by_holdfast": node.drained_by_us,
         "drain_reason": view.drain_reason,

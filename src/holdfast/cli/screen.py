@@ -27,7 +27,7 @@ from rich.text import Text
 from holdfast.errors import NotFoundError, UserError
 from holdfast.model import plain_text
 from holdfast.model.orders import OrderStatus
-from holdfast.model.records import IncidentRecord, JobState, NodeState
+from holdfast.model.records import UNHEARD, IncidentRecord, JobState, NodeState
 from holdfast.model.toml_lines import nearest
 from holdfast.os.files import write_whole
 
@@ -43,6 +43,7 @@ STYLES: dict[str, str] = {
     NodeState.QUARANTINED: "red",
     NodeState.RETIRED: "red",
     NodeState.UNKNOWN: "magenta",
+    UNHEARD: "magenta",
     OrderStatus.DONE: "green",
     OrderStatus.FAILED: "red",
     OrderStatus.PROPOSED: "bold yellow",

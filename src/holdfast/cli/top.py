@@ -103,7 +103,7 @@ def drawn(picture: Picture) -> RenderableType:
 
 
 def _head(picture: Picture) -> Text:
-    health, nodes = picture.state.health, Counter(node.state.value for node in picture.state.nodes)
+    health, nodes = picture.state.health, Counter(node.shown for node in picture.state.nodes)
     said = Text("Holdfast ", style="bold")
     if picture.lost:
         said.append(f"line lost, this is old: {screen.clean(picture.lost)}  ", style="bold red")

@@ -25,7 +25,7 @@ from holdfast.errors import NotFoundError
 from holdfast.model import events as e
 from holdfast.model.listing import first_of
 from holdfast.model.orders import CancelTimer, OrderStatus, StartTimer
-from holdfast.model.records import JobRecord, NodeState, OrderRecord
+from holdfast.model.records import SHOWN_STATES, JobRecord, OrderRecord
 from holdfast.model.wire import kind_of
 from holdfast.report.saves import saves_of
 from holdfast.report.similar import similar
@@ -144,7 +144,7 @@ class Pages:
         unwell = sorted((n for n in board.fleet.nodes.values() if not n.is_well), key=lambda n: -n.since)
         open_now = board.fleet.open_incidents()
         return {
-            "node_counts": Counter(node.state.value for node in board.fleet.nodes.values()),
+            "node_counts": Counter(node.shown for node in board.fleet.nodes.values()),
             "node_total": len(board.fleet.nodes),
             "running_total": sum(1 for job in jobs if job.is_running),
             "waiting_total": sum(1 for job in jobs if not job.is_running and not job.is_over),
@@ -186,11 +186,11 @@ class Pages:
         words, state = page.ask("q").casefold().split(), page.ask("state")
         found = [
             node for node in self._board.fleet.nodes.values()
-            if (not state or node.state == state or (state == "unwell" and not node.is_well))
+            if (not state or node.shown == state or (state == "unwell" and not node.is_well))
             and all(word in f"{node.name} {node.rack} {node.group} {node.note}".casefold() for word in words)
         ]  # fmt: skip
         found.sort(key=lambda node: (node.is_well, natural(node.name)))
-        return {"nodes": sliced(found, page), "q": page.ask("q"), "chosen": state, "states": list(NodeState)}
+        return {"nodes": sliced(found, page), "q": page.ask("q"), "chosen": state, "states": SHOWN_STATES}
 
     async def _incidents(self, page: Page) -> Values:
         open_only = page.ask("state") == "open"

@@ -23,13 +23,14 @@ from holdfast.report.tables import percent, seconds, utc
 PART = "part_"
 LETTERS = {
     "healthy": "", "suspect": "?", "quarantined": "Q", "draining": "D", "repairing": "R", "validating": "V",
-    "retired": "X", "unknown": "U",
+    "retired": "X", "unknown": "U", "unheard": "N",
 }  # fmt: skip
 """On a node's cell: colour only repeats what the letter says."""
 TONES = {
     "healthy": "good", "watching": "good", "completed": "good", "recovered": "good", "done": "good", "act": "good",
     "running": "good", "observed": "quiet", "cancelled": "quiet", "expired": "quiet", "withdrawn": "quiet",
     "suspect": "warn", "proposed": "warn", "open": "warn", "advise": "warn", "unknown": "odd", "observe": "warn",
+    "unheard": "odd",
     "quarantined": "bad", "retired": "bad", "given_up": "bad", "failed": "bad", "rejected": "bad",
 }  # fmt: skip
 
@@ -137,7 +138,7 @@ def _with_page(address: str, number: int) -> str:
 def cell(line: NodeLine) -> tuple[str, str]:
     """(state, label) of a node in the grid."""
     note = f" ({line.note})" if line.note else ""
-    return line.state.value, f"{line.name}: {line.state.value}{note}"
+    return line.shown, f"{line.name}: {line.shown}{note}"
 
 
 @lru_cache(maxsize=20_000)

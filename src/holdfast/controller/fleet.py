@@ -40,9 +40,15 @@ class NodeLine(Struct, frozen=True):
     jobs: tuple[str, ...] = ()
     gpus: int = 0
     silent: bool = False
+    heard: bool = True
     note: str = ""
     """Why it is not healthy, in a few words; empty: nothing to say."""
     offences: int = 0
+
+    @property
+    def shown(self) -> str:
+        """Its state for people: `unheard` in place of `healthy` where no agent was ever heard."""
+        return r.shown_state(self.state, heard=self.heard)
 
     @property
     def rack(self) -> str:
@@ -327,6 +333,7 @@ def node_line(record: r.NodeRecord) -> NodeLine:
         jobs=view.jobs,
         gpus=view.gpus,
         silent=record.silent,
+        heard=record.heard,
         note=_note(record),
         offences=len(record.offences),
     )

@@ -325,9 +325,16 @@ def heard(turn: Turn, name: str) -> None:
         back(turn, node)
 
 
+def spoke(turn: Turn, name: str) -> None:
+    """Its agent's own word: it is heard."""
+    if name in turn.state.nodes:
+        node_record.agent_spoke(turn, turn.state.nodes[name])
+    heard(turn, name)
+
+
 def node_heard(turn: Turn, event: e.NodeHeard) -> None:
     """Its agent is heard."""
-    heard(turn, event.node)
+    spoke(turn, event.node)
 
 
 def validated(turn: Turn, event: e.NodeValidated) -> None:
@@ -345,7 +352,7 @@ def agent_attached(turn: Turn, event: e.AgentAttached) -> None:
         return
     node = record_of(turn, event.node)
     node_record.open_to_drills(turn, node, event.drill_ok)
-    heard(turn, event.node)
+    spoke(turn, event.node)
     identity(turn, node, event.boot_id, event.instance_id, by_agent=True)
 
 

@@ -336,6 +336,8 @@ class NodeRecord(Struct, omit_defaults=True):
     """What its agent calls the boot, where the scheduler has its own name for it in `boot_id`."""
     agent_instance_id: str = ""
     silent: bool = False
+    heard: bool = True
+    """Its agent has spoken at some time; what no agent was heard of is healthy as far as the scheduler knows."""
     drill_ok: bool = False
     findings: list[str] = field(default_factory=list)
     """Rules that made it suspect and were not cleared."""
@@ -359,6 +361,22 @@ class NodeRecord(Struct, omit_defaults=True):
     def phase(self) -> NodeState:
         """Its state in recovery, also while it is silent."""
         return self.before_unknown if self.state is NodeState.UNKNOWN else self.state
+
+    @property
+    def shown(self) -> str:
+        """Its state for people: `unheard` in place of `healthy` where no agent was ever heard."""
+        return shown_state(self.state, heard=self.heard)
+
+
+UNHEARD = "unheard"
+"""In place of `healthy`, for people: no agent was ever heard there, so that nothing but the scheduler speaks for it."""
+SHOWN_STATES = (*(state.value for state in NodeState), UNHEARD)
+"""What `shown_state` gives."""
+
+
+def shown_state(state: NodeState, *, heard: bool) -> str:
+    """A node's state for people."""
+    return state.value if heard or state is not NodeState.HEALTHY else UNHEARD
 
 
 class IncidentRecord(Struct, omit_defaults=True):

@@ -1,5 +1,5 @@
 // What changes on the server changes here: parts as HTML that the server has escaped, cells of the grid one by one.
-const letters = { healthy: "", suspect: "?", quarantined: "Q", draining: "D", repairing: "R", validating: "V", retired: "X", unknown: "U" };
+const letters = { healthy: "", suspect: "?", quarantined: "Q", draining: "D", repairing: "R", validating: "V", retired: "X", unknown: "U", unheard: "N" };
 
 function keepFocus(part, change) {
   const focused = part.contains(document.activeElement) ? document.activeElement : null;

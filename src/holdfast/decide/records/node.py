@@ -32,6 +32,7 @@ def create(turn: Turn, view: NodeView) -> NodeRecord:
         boot_id=view.boot_id,
         instance_id=view.instance_id,
         gone=view.alive is False,
+        heard=turn.in_allocation,  # a launcher hears no agents
     )
     turn.state.nodes[view.name] = node
     count_nodes(turn, view.group, 1)
@@ -91,6 +92,13 @@ def _is_other(node: NodeRecord, kind: str, value: str, *, apart: bool = False) -
         before = ""
     setattr(node, own, value)
     return bool(before)
+
+
+def agent_spoke(turn: Turn, node: NodeRecord) -> None:
+    """Its agent has said something."""
+    if not node.heard:
+        node.heard = True
+        turn.changes.add(node)
 
 
 def fell_silent(turn: Turn, node: NodeRecord) -> None:
