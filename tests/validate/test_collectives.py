@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.validate import collectives, paired
 from holdfast.validate.examination import Examination
-from holdfast.validate.registry import RESENT, Options, chosen, limit_of
-from holdfast.validate.results import Item, Run, StepResult, Verdict
+from holdfast.validate.registry import RESENT, WITHOUT_GPU, Options, chosen, limit_of
+from holdfast.validate.results import Item, Run, StepResult, Verdict, failed
 from holdfast.validate.results_kept import Results
 from holdfast.validate.sweep_torch import DEEP_SIZES, QUICK_SIZES, resent, sizes, tcp_counts
 from holdfast.validate.under_test import Asked, NodesUnderTest
@@ -51,6 +51,7 @@ def hunted(
     bad_when_deep: bool = False,
     unfit: str = "",
     resent: float = 0.0,
+    blind: str = "",
 ) -> tuple[Run, list[tuple[int, bool, float]]]:
     """A run over eight nodes where every sweep with `bad` fails; its (size, deep, limit) one after another."""
     clock = Clock()
@@ -65,7 +66,12 @@ def hunted(
         fails = any(hello.node == bad for hello in ranks) and (deep or not bad_when_deep)
         error = "it did not end within 240 s and was killed" if fails else ""
         told = {RESENT: resent if any(hello.node == unfit for hello in ranks) else 0.0}
-        return [StepResult(step="sweep", items=() if fails else (FIGURE,), error=error, told=told) for _ in ranks]
+        items = () if fails else (FIGURE,)
+        no_gpu = failed(WITHOUT_GPU, "PyTorch sees no GPU", "compare")
+        return [
+            StepResult(step="sweep", items=(*items, *[no_gpu] * (rank.node == blind)), error=error, told=told)
+            for rank in ranks
+        ]
 
     async def pairs(nodes: NodesUnderTest) -> None:
         nodes.unfit |= {unfit} - {""}
@@ -112,7 +118,18 @@ def test_a_node_that_the_paired_tests_find_is_left_out_of_what_follows(monkeypat
     run, swept = hunted(monkeypatch, "n5", deep=True, unfit="n5")
     assert [(size, deep) for size, deep, _ in swept] == [(8, False), (7, False), (7, True)]
     (node,) = (node for node in run.nodes if node.node == "n5")
-    assert node.item("nccl.group").text == "left out: at fault in the paired tests (network.pairs)"
+    assert node.item("nccl.group").text == "left out: another test finds it at fault"
+
+
+def test_a_node_without_a_gpu_is_named_at_once_and_the_others_are_swept_with_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own rank says so: no halving, no paired tests, and figures of the seven that can use NCCL."""
+    run, swept = hunted(monkeypatch, "nobody", blind="n5")
+    assert run.blamed == ("n5",)
+    assert [size for size, _, _ in swept] == [8, 7]
+    assert [item.why for item in run.nodes[5].items if item.verdict is Verdict.FAIL] == ["PyTorch sees no GPU"]
+    assert [item.name for item in run.nodes[0].items] == [FIGURE.name]
 
 
 @pytest.mark.parametrize(("share", "sweeps"), [(0.02, [8, 7]), (0.001, [8])])

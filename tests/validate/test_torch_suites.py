@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from holdfast.adapters.clock import SystemClock
-from holdfast.validate import gpu_torch, pytorch_torch
+from holdfast.validate import gpu_torch, pytorch_torch, sweep_torch
 from holdfast.validate.examination import Examination
 from holdfast.validate.gpu_torch import bits, judged_bits
 from holdfast.validate.hands import Alone
 from holdfast.validate.registry import Options, chosen
 from holdfast.validate.results import Item, Run, Verdict
 from holdfast.validate.results_kept import Results
-from holdfast.validate.sweep_torch import device_of
+from holdfast.validate.sweep_torch import device_of, ranks_with_gpu
 from holdfast.validate.under_test import Asked, NodesUnderTest
 from holdfast.validate.wire import Hello
 
@@ -70,6 +72,24 @@ def test_two_ranks_of_a_node_take_a_gpu_each_and_never_share_one() -> None:
     assert device_of(Options(gpu=1, gpus=2), 1) == torch.device("cpu")
     assert device_of(Options(device="cpu"), 8) == torch.device("cpu")
     assert device_of(Options(), 0) == torch.device("cpu")
+
+
+def test_ranks_agree_whether_all_have_a_gpu() -> None:
+    """A node whose driver fails would otherwise wait in gloo while the others wait in NCCL."""
+    store = dist.HashStore()
+    devices = [torch.device("cuda", 0), torch.device("cuda", 0), torch.device("cpu")]
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(lambda own: ranks_with_gpu(store, own, 3), devices))
+    assert told == [2, 2, 2]
+
+
+def test_a_rank_without_a_gpu_is_at_fault_where_others_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep falls back to gloo, so that it ends, and the rank's own result says why it fails."""
+    monkeypatch.setattr(sweep_torch, "ranks_with_gpu", lambda _store, _own, _world: 1)
+    found = sweep_torch.sweep(Options(listen="127.0.0.1", device="cpu", size_max=1), lambda _told: None)
+    dist.destroy_process_group()
+    assert next(item.unit for item in found if item.value is not None) == "GB/s bus bandwidth, gloo, 1 ranks"
+    assert [item.name for item in found if item.verdict is Verdict.FAIL] == ["nccl.sweep.gpu"]
 
 
 def test_the_parts_of_the_pytorch_suite_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, Any, Self, cast
 
 import torch
 
@@ -40,9 +40,6 @@ from holdfast.checkpoint.state_torch import (
 )
 from holdfast.checkpoint.store import CheckpointInfo, CheckpointStore, PendingCheckpoint, pinned_step, verify
 from holdfast.checkpoint.world_torch import World
-
-if TYPE_CHECKING:
-    from holdfast.checkpoint.sharded_torch import ShardedStager
 
 SHARED_FILE = "shared.pt"
 LOCAL_FILE = "ranks.pt"
@@ -113,7 +110,6 @@ class Checkpointer:
         self._leaving = Leaving(signals, self._environ, before_end_s)
         self._agreed = Wish.NOTHING
         self._stager = Stager()
-        self._sharded_stager: ShardedStager | None = None
         self._writer: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._in_flight: int | None = None
@@ -305,9 +301,9 @@ class Checkpointer:
             return
         write: Callable[[], None]
         if spread:
-            if self._background is None or self._sharded_stager is None:
-                self._background, self._sharded_stager = World(), _sharded().ShardedStager()
-            background, shards = self._background, self._sharded_stager.stage(_sharded().take_shards(state))
+            if self._background is None:
+                self._background = World()
+            background, shards = self._background, self._stager.stage(_sharded().take_shards(state))
 
             def write() -> None:
                 self._write_sharded(step, shards, packed, background)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -87,27 +86,6 @@ def load_full(state: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
                 set_model_state_dict(value, parts[name], options=StateDictOptions(full_state_dict=True))
             except (RuntimeError, ValueError, KeyError) as error:
                 raise RestoreError(f"part {name!r} does not fit this program's: {_first_line(error)}") from error
-
-
-class ShardedStager:
-    """Copies this rank's shards to host memory, into the same buffers each time."""
-
-    def __init__(self) -> None:
-        on_device = torch.cuda.is_available()
-        options = StagingOptions(
-            use_pinned_memory=on_device,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=on_device,
-        )
-        self._stager = DefaultStager(options)
-
-    def stage(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """The same structure on the host; valid until the next call."""
-        staged = self._stager.stage(parts)
-        if not isinstance(staged, dict):
-            raise CheckpointError("torch staged the state in the background although it was asked not to")
-        return staged
 
 
 def write_shards(staged: dict[str, Any], folder: Path, world: World) -> list[FileEntry]:

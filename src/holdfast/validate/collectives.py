@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.validate import paired
 from holdfast.validate.pairing import Group, Halving, Outcome, Pairing, stories
-from holdfast.validate.registry import RESENT
+from holdfast.validate.registry import RESENT, WITHOUT_GPU
 from holdfast.validate.results import Item, StepResult, Verdict, failed, warned
 from holdfast.validate.step import Tell
 from holdfast.validate.under_test import NodesUnderTest, serving
@@ -41,6 +41,9 @@ async def run(nodes: NodesUnderTest) -> None:
         return
     hunt = _Hunt(nodes, alive, deep=False)
     passed = await hunt.whole()
+    if 1 < len(fit := _fit(nodes)) < len(alive):  # some have no GPU, so that all have met without theirs
+        alive, hunt = fit, _Hunt(nodes, fit, deep=False)
+        passed = await hunt.whole()
     suspicious = not passed or hunt.resent > RESENT_MAX
     if suspicious and "network" not in {suite.name for suite in nodes.asked.suites}:
         why = f"{hunt.resent:.1%} of a node's TCP segments were sent again" if passed else "the group fails"
@@ -56,7 +59,7 @@ async def run(nodes: NodesUnderTest) -> None:
         hunt.figures = hunt.figures or figures
     left = {hello.node for hello in nodes.alive} - {hello.node for hello in hunt.alive}
     for node in sorted(left):
-        left_out = "left out: at fault in the paired tests (network.pairs)"
+        left_out = "left out: another test finds it at fault"
         nodes.add(node, Item(name="nccl.group", verdict=Verdict.ABSENT, text=left_out))
     nodes.add(hunt.alive[0].node, *hunt.figures)
     if not passed:
@@ -139,10 +142,19 @@ class _Hunt:
         ranks = [hellos[node] for node in group]
         results = await sweep(self.nodes, ranks, deep=self._deep, limit_s=self._limit_s)
         self.resent = max(self.resent, *(_share(result) for result in results))
+        for node, result in zip(group, results, strict=True):
+            self._without_gpu(node, result)
         reasons = _reasons(group, results)
         if not reasons and len(group) == len(self.alive):
             self.figures = tuple(item for item in results[0].items if item.value is not None)
         return Outcome(group, reasons)
+
+    def _without_gpu(self, node: str, result: StepResult) -> None:
+        """A node whose rank had to do without a GPU is at fault by its own word: nobody need hunt for it."""
+        for item in result.items:
+            if item.name == WITHOUT_GPU and node not in self.nodes.unfit:
+                self.nodes.unfit.add(node)
+                self.nodes.add(node, item)
 
 
 async def sweep(nodes: NodesUnderTest, ranks: Sequence[Hello], *, deep: bool, limit_s: float = 0.0) -> list[StepResult]:
@@ -178,7 +190,8 @@ def _share(result: StepResult) -> float:
 
 def _reasons(group: Group, results: list[StepResult]) -> tuple[str, ...]:
     """What went wrong, without naming ranks that only waited for others."""
-    wrong = sorted({item.why for result in results for item in result.items if item.verdict is Verdict.FAIL})
+    items = (item for result in results for item in result.items if item.name != WITHOUT_GPU)
+    wrong = sorted({item.why for item in items if item.verdict is Verdict.FAIL})
     errors = [f"{node}: {result.error}" for node, result in zip(group, results, strict=True) if result.error]
     return (*wrong, *errors[:3])
 

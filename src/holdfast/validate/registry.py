@@ -13,6 +13,8 @@ from holdfast.model.toml_lines import did_you_mean
 
 RESENT = "resent"
 """What a rank of a sweep tells the leader: the share of its host's TCP segments that was sent again."""
+WITHOUT_GPU = "nccl.sweep.gpu"
+"""The item of a rank that found no GPU where others found one."""
 
 
 class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,11 +12,12 @@ import datetime as dt
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from holdfast.validate.registry import RESENT, Options, limit_of
+from holdfast.validate.registry import RESENT, WITHOUT_GPU, Options, limit_of
 from holdfast.validate.results import Item, failed
 from holdfast.validate.step import Tell
 
@@ -80,13 +81,18 @@ def sweep(options: Options, tell: Tell) -> list[Item]:
     store = dist.TCPStore(host, options.port, options.world, is_master=first, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
     if first:
         tell({"port": float(store.port)})
-    device = device_of(options, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    own = device_of(options, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    on_gpus = ranks_with_gpu(store, own, options.world)
+    device = own if on_gpus == options.world else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=options.rank, world_size=options.world, timeout=limit)
     before = tcp_counts()
     items = _measure(options, _Clock(device, calls_s), backend)
+    if on_gpus and own.type == "cpu":
+        why = f"PyTorch sees no GPU for its rank, while {on_gpus} of {options.world} ranks have one"
+        items.append(failed(WITHOUT_GPU, why, "compare `holdfast validate --suite pytorch` of this node and another"))
     tell({RESENT: resent(before, tcp_counts())})
     dist.barrier()  # rank 0 holds the store: it may not leave first
     return items
@@ -97,6 +103,17 @@ def device_of(options: Options, gpus: int) -> torch.device:
     if options.device == "cpu" or options.gpus > gpus:
         return torch.device("cpu")
     return torch.device("cuda", options.gpu)
+
+
+def ranks_with_gpu(store: Any, own: torch.device, world: int) -> int:
+    """How many ranks found a GPU; every rank gets the same answer once all have asked.
+
+    Without it some ranks would wait in NCCL for others that wait in gloo, until the time limit, and no node be named.
+    """
+    store.add("with GPU", int(own.type == "cuda"))
+    if store.add("asked", 1) == world:
+        store.set("with GPU in all", str(store.add("with GPU", 0)))
+    return int(store.get("with GPU in all"))
 
 
 def sizes(options: Options) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ class NodesUnderTest:
         self.notes: list[str] = []
         self.rounds: list[str] = []
         self.unfit: set[str] = set()
-        """Nodes at fault in the paired tests: what needs all nodes would only wait for them."""
+        """Nodes that a test found at fault: what needs all nodes would only wait for them."""
 
     @property
     def alive(self) -> tuple[Hello, ...]:
