@@ -95,10 +95,13 @@ def test_power_off_ends_everything_on_the_node_and_it_comes_back(slurm_lab: Slur
     assert "unexpectedly rebooted" in slurm_lab.run(["sinfo", "-h", "-n", "node03", "-o", "%E"])
 
 
-def test_a_killed_slurmd_leaves_its_job_running(slurm_lab: SlurmLab) -> None:
+def test_a_killed_slurmd_leaves_its_job_running(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """SIGKILL to slurmd alone: the job goes on, and a new slurmd takes it up."""
-    job = slurm_lab.sbatch(["--nodelist=node02", "--wrap", "sleep 3"])
-    slurm_lab.until_job(job, "RUNNING")
+    began = tmp_path / "began"
+    tmp_path.chmod(0o755)
+    job = slurm_lab.sbatch(["--nodelist=node02", "--wrap", f"touch {began}; sleep 3"])
+    # RUNNING comes before slurmd has the script: one that is killed in between takes it along.
+    wait_until(began.exists, "the job begins", limit_s=30)
     slurm_lab.kill_slurmd("node02")
     wait_until(lambda: not is_running(slurm_lab, "node02"), "slurmd is gone", limit_s=20)
     slurm_lab.start_node("node02")
