@@ -12,7 +12,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
 from holdfast.model.orders import OrderStatus
-from holdfast.model.records import OrderRecord
+from holdfast.model.records import IncidentRecord, OrderRecord
 from holdfast.sim.checkers.hostile import about_the_liar, lies_change_nothing_of_others
 from holdfast.sim.checkers.journal import Replayed, Told
 from holdfast.sim.faults import plan
@@ -114,10 +114,12 @@ def lied() -> Tale:
     return told
 
 
-@pytest.mark.parametrize("topic", ["brake:gpu", "other"])
-def test_what_the_brake_holds_back_is_no_other_complaint(topic):
-    """The liar's own node takes a place of its group's brake: another's quarantine waits, and so does who leaves it."""
+@pytest.mark.parametrize(("topic", "together"), [("brake:gpu", False), ("other", True), ("other", False)])
+def test_what_the_liars_quarantine_moves_is_no_other_complaint(topic, together):
+    """By the brake of the group, or by an approval for the incident that n3 joins: n3 and who leaves it come later."""
     told = lied()
+    if together:
+        told.history.incidents.append(IncidentRecord(id="i1", opened_at=0.0, nodes=["n1", "n3"]))
     fence = order(o.QuarantineNode, "c1", why="Xid 74")
     left = order(o.SetExcluded, "c2", nodes=("n3",))
     note = o.Notify(id="c3", cause=5, incident="", topic=topic, title="tripped", text="")
@@ -129,7 +131,7 @@ def test_what_the_brake_holds_back_is_no_other_complaint(topic):
         lambda events, _: Replayed([*made] if len(events) == whole else [twin], {}),
     )
     about = [text.split()[3] for text in judge]
-    assert about == ([] if topic == "brake:gpu" else ["c/8#1", "n3"])
+    assert about == ([] if topic == "brake:gpu" or together else ["c/8#1", "n3"])
 
 
 def test_what_failed_together_in_the_twin_alone_is_judged_together():

@@ -6,7 +6,8 @@ that is given all events but the lies must give the same orders for it, in the s
 What shared a node, a job or an incident with the liar's own waits for it, as do jobs that were kept off its nodes, and
 what failed together behind one switch is judged together: from those nothing may be taken, and nothing of them ended,
 because of lies alone. So it is with a node whose quarantine waits because those of the liar's own count to the brake of
-its group, and with jobs that were kept off that node. What a lie may cost its own is bounded by the other judges.
+its group, and with jobs that were kept off a node which was quarantined at another time because of the liar's. What a
+lie may cost its own is bounded by the other judges.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ def _harm(history: History, own: Own, source: str) -> Iterator[str]:
 
 
 def _differences(made: Replayed, twin: Replayed, own: Own, source: str) -> Iterator[str]:
-    moved = _held_back(made, twin) if own.nodes & {*_fenced(made), *_fenced(twin)} else set()
+    moved = _fenced_otherwise(made, twin, own) if own.nodes & {*_fenced(made), *_fenced(twin)} else set()
     own.shared_nodes |= moved | _together(twin) - own.nodes
     for orders in (*made.orders, *twin.orders):
         kept_off = [one for one in orders if isinstance(one, o.SetExcluded) and (own.nodes | moved) & {*one.nodes}]
@@ -265,13 +266,13 @@ def _together(twin: Replayed) -> set[str]:
     return {node for fields in records if len(fields.get("nodes", ())) > 1 for node in fields["nodes"]}
 
 
-def _held_back(made: Replayed, twin: Replayed) -> set[str]:
-    """Nodes that are quarantined at another event in the twin, where a brake has tripped in either."""
+def _fenced_otherwise(made: Replayed, twin: Replayed, own: Own) -> set[str]:
+    """Nodes that are quarantined at another event in the twin: any where a brake has tripped in either, else shared."""
     every = [one for replayed in (made, twin) for orders in replayed.orders for one in orders]
-    if not any(isinstance(one, o.Notify) and one.topic.startswith("brake:") for one in every):
-        return set()
+    is_braked = any(isinstance(one, o.Notify) and one.topic.startswith("brake:") for one in every)
     left, right = _fenced(made), _fenced(twin)
-    return {node for node in left.keys() | right.keys() if left.get(node) != right.get(node)}
+    found = {node for node in left.keys() | right.keys() if left.get(node) != right.get(node)}
+    return found if is_braked else found & own.shared_nodes
 
 
 def _fenced(replayed: Replayed) -> dict[str, list[int]]:
