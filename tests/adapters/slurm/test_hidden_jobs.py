@@ -128,6 +128,8 @@ def test_a_requeue_that_slurmctld_forgot_still_counts(lab: SlurmLab, tmp_path: P
         try:
             first = next(view for view in (await world.orchestrator.observe()).jobs if view.key.id == job)
             saved = (lab.folder / "state" / "job_state").stat().st_mtime_ns
+            # It may have been saved already, and then is only once more when something changes.
+            await asyncio.to_thread(lab.run, ["scontrol", "update", f"JobId={job}", "Comment=changed"])
             await asyncio.to_thread(
                 wait_until,
                 lambda: (lab.folder / "state" / "job_state").stat().st_mtime_ns > saved,

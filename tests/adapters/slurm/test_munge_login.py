@@ -45,6 +45,9 @@ def test_launcher_agent_and_user_need_no_token(tmp_path: Path) -> None:
             url = str(kept.client.base_url).rstrip("/") if kept.client is not None else ""
             job = start(lab, tmp_path, url, socket)
             kept.until(lambda: kept.attempts(job) == [0], "the launcher's attempt")
+            kept.until(
+                (tmp_path / "said").exists, "the job's output, which slurmd opens after the job counts as running"
+            )
             assert "does not let" not in (tmp_path / "said").read_text()
             assert kept.job(job)["view"]["user"] == pwd.getpwuid(os.geteuid()).pw_name
             only_root("agents are root's, and other users only root can become")
