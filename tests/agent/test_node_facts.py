@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.node_facts import GpuTable, bus_address, driver_gpus, read_embedded, read_machine
+from holdfast.agent.node_facts import GpuTable, driver_gpus, read_embedded, read_machine
+from holdfast.detect.xid import pci_address
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Place
 
@@ -16,18 +17,18 @@ from holdfast.model.evidence import Place
 )
 def test_one_address_in_all_its_spellings(text: str) -> None:
     """Domain, function, case and digits of the domain do not tell GPUs apart."""
-    assert bus_address(text) == "0000:b9:00"
+    assert pci_address(text) == "0000:b9:00"
 
 
 @pytest.mark.parametrize("text", ["", "GPU-1234", "b9", "0000:b9", "zz:00:00", "0000:b9:00:00"])
 def test_what_is_no_address_is_said_so(text: str) -> None:
     """Anything else gives an empty string."""
-    assert bus_address(text) == ""
+    assert pci_address(text) == ""
 
 
 def test_domains_tell_gpus_apart() -> None:
     """The same bus in another PCI domain is another GPU."""
-    assert bus_address("0008:06:00") != bus_address("0000:06:00")
+    assert pci_address("0008:06:00") != pci_address("0000:06:00")
 
 
 def test_a_place_gets_its_gpu_index() -> None:

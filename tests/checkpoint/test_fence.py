@@ -63,6 +63,19 @@ def test_an_old_attempt_may_not_begin_publish_restore_prune_or_copy(job, save, t
     assert [info.step for info in scan(job.folder)] == [11, 10]
 
 
+def test_an_old_attempt_that_runs_on_saves_nothing_beside_its_successor(job, save):
+    """Its launcher is stopped (SIGSTOP), so nothing ends its ranks: they train on, and each of their saves is refused."""
+    old = job.new_attempt()
+    save(old, 10)
+    new = job.new_attempt()
+    assert restore(new) == 10
+    for step in (11, 12, 13):
+        with pytest.raises(FencedError, match=f"refused to save step {step}"):
+            save(old, step)
+        save(new, step)
+    assert steps(new) == [(13, 2), (12, 2), (11, 2), (10, 1)]
+
+
 def test_a_late_publication_is_ignored_by_every_later_attempt(job, save):
     """A writer that was cut off between its last check and its rename changes nothing for its successors."""
     life = []

@@ -9,8 +9,8 @@ from tests.decide.play import KEY, NODES, Play, kinds
 from holdfast.errors import EXIT_DO_NOT_REQUEUE
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import RecoverySpec, SchedulerState
-from holdfast.model.policy import Limits, Policy
+from holdfast.model.cluster import JobKey, RecoverySpec, SchedulerState
+from holdfast.model.policy import Brake, Limits, Policy
 from holdfast.model.records import Authority, JobState, Mark
 
 S = SchedulerState
@@ -606,6 +606,26 @@ def test_a_job_that_runs_again_keeps_its_exclusions_until_it_is_queued():
     play = given_up_with_exclusions()
     assert kinds(play.job(state=S.RUNNING, restart_count=2, nodes=("n1", "n3", "n4"))) == []
     assert play.state is JobState.WATCHING
+
+
+def test_a_requeue_that_is_adopted_leaves_all_bad_nodes():
+    """Two nodes are bad, and the brake lets one be fenced. Somebody else queues the job meanwhile, with no hold."""
+    play = Play(brake=Brake(max_nodes=1, max_percent=100.0)).running()
+    play.crash()
+    for node in ("n2", "n3"):
+        play.xid(node)
+    play.fail(o.RequeueHeld, "the scheduler refuses")
+    orders = play.job(state=S.PENDING, restart_count=1, nodes=())
+    assert play.state is JobState.RELEASED
+    assert [order.nodes for order in orders if isinstance(order, o.SetExcluded)] == [("n2", "n3")]
+
+
+def test_a_reused_id_of_another_cluster_hides_no_job():
+    """Each cluster gives its own ids: there 7 was used twice, and here it is a launcher's first word."""
+    play = Play().nodes()
+    play.job(JobKey("other", "7", 2))
+    play.attach()
+    assert play.j.authority is Authority.LAUNCHER
 
 
 def settling_in_the_queue() -> Play:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.decide.play import KEY, Play, kinds
+from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.decide.ladder import mode_of, set_mode
 from holdfast.model import events as e
@@ -450,3 +450,20 @@ def test_an_end_that_is_approved_is_not_taken_back_by_the_jobs_own_end():
     play.say(e.Command.APPROVE, order=order.id)
     assert play.state is JobState.GIVEN_UP
     assert play.engine.state.orders[order.id].status is OrderStatus.PENDING
+
+
+def test_a_restart_in_place_that_waits_is_asked_for_anew_when_a_further_node_must_be_left():
+    """The launcher lost one node and asks; then it loses another. What a person approves leaves out both."""
+    play = Play(scope="allocation", mode=Mode.ADVISE).running(nodes=NODES[:2], allocation=NODES)
+    play.say(e.Command.SET_MODE, value="act")
+    play.do(e.NodeGone, node="n1", evidence="connection reset")
+    play.say(e.Command.SET_MODE, value="advise")
+    play.ended(0)
+    play.settle()
+    (first,) = play.opened(o.RestartInPlace)
+    assert first.exclude_nodes == ("n1",)
+    play.do(e.NodeGone, node="n2", evidence="connection reset")
+    (second,) = play.opened(o.RestartInPlace)
+    assert second.exclude_nodes == ("n1", "n2")
+    assert kinds(play.say(e.Command.APPROVE, order=first.id)) == []
+    assert kinds(play.say(e.Command.APPROVE, order=second.id)) == ["RestartInPlace"]

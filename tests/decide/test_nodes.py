@@ -127,6 +127,23 @@ def test_a_health_checkers_lift_clears_nothing_where_policy_observes():
     assert play.incident.nodes_open == ["n2"]
 
 
+def test_a_replaced_machine_that_its_scheduler_has_back_is_checked(idle):
+    """Its scheduler names no other machine, and no agent is heard: it was down, and is there again."""
+    drained(idle)
+    idle.done(o.ReplaceNode)
+    assert idle.ns() is NodeState.REPAIRING
+    idle.node("n2", alive=False)
+    assert kinds(idle.node("n2", alive=True)) == ["ValidateNode"]
+
+
+def test_a_node_that_comes_back_before_its_replacement_is_done_is_not_the_new_one(idle):
+    """The order is still under way: what is seen is the old machine."""
+    drained(idle)
+    idle.node("n2", alive=False)
+    assert kinds(idle.node("n2", alive=True)) == []
+    assert idle.ns() is NodeState.REPAIRING
+
+
 def test_our_own_return_seen_late_does_not_end_the_next_quarantine(idle):
     """Its outcome was told before the scheduler showed it: what is lifted is our former drain, by us."""
     drained(idle, number=1, remedy=Remedy.RESET_GPU)

@@ -317,3 +317,18 @@ def test_checks_of_a_machine_that_has_two_names_let_the_node_back(said):
         assert play.opened(o.ReturnNode) == []
     play.do(e.NodeValidated, node="n2", passed=True, instance_id=said)
     assert play.open(o.ReturnNode).node == "n2"
+
+
+def test_many_nodes_of_one_incident_that_need_a_person_are_told_by_doubling():
+    """A bad rule of a whole switch retires sixteen: the first four are told, then the eighth and the sixteenth."""
+    play = Play(node=NodeRules(ladder=(Remedy.RETIRE,)))
+    play.nodes(*[f"n{i}" for i in range(1, 17)], topology="row/switch")
+    for i in range(1, 17):
+        play.xid(f"n{i}")
+    for i in range(1, 17):
+        play.done(o.QuarantineNode, node=f"n{i}")
+        assert play.ns(f"n{i}") is NodeState.RETIRED
+    asked = [order.title for order in play.all if isinstance(order, o.Notify) and order.asks]
+    assert asked[0] == "n1 needs a person"
+    assert asked[-1] == "n16 and 15 before it need a person"
+    assert len(asked) == 6

@@ -17,9 +17,9 @@ from holdfast.decide.machine import JobPlace as P
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.events import Command
-from holdfast.model.evidence import Domain, Remedy
+from holdfast.model.evidence import Domain
 from holdfast.model.orders import OrderStatus
-from holdfast.model.policy import Limits, Mode, NodeRules, Policy, Trouble
+from holdfast.model.policy import Limits, Mode, NodeRules
 from holdfast.model.records import JobState, NodeState, slug
 from holdfast.model.records import JobTrigger as T
 from holdfast.model.records import NodeState as N
@@ -104,15 +104,6 @@ JOB_ROADS = {
     "asking_again": road(lambda: Play().plain(), plain_proving, mode("advise"), other_xid),
     "deciding": road(cluster, crash, end),
     "deciding_inside": road(inside, crash, end),
-    "deciding_and_let_go": road(
-        lambda: Play(ladders={**Policy().ladders, Trouble.HARDWARE: (Remedy.NOTIFY,)}).plain(),
-        plain_proving,
-        crash,
-        xid,
-        lambda play: play.done(o.RequeueHeld),
-        lambda play: play.attach(restart_count=2),
-        lambda play: play.job(state=S.RUNNING, nodes=NODES),
-    ),
     "stopping": road(cluster, crash),
     "stopping_inside": road(inside, crash),
     "stopping_again": road(cluster, proving, other_xid),
@@ -209,7 +200,6 @@ JOB_WALKS = {
     (P.DECIDING, T.STARTED): ("deciding", "started"),
     (P.DECIDING, T.HOLD): ("released_and_held", "requeued"),
     (P.DECIDING, T.EVACUATE): ("asking_to_save", "queued_and_approved"),
-    (P.DECIDING, T.PROVE_AGAIN): ("deciding_and_let_go", "settled"),
     (P.EVACUATING, T.COMPLETED): ("evacuating_inside", "ended_well"),
     (P.EVACUATING, T.CANCEL): ("evacuating", "cancelled"),
     (P.EVACUATING, T.GIVE_UP): ("evacuating", "given_up"),

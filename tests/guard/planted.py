@@ -88,6 +88,16 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "",
     ),
     # --- decide: restarts ---
+    "what the scheduler requeued by itself may use bad nodes": (
+        "decide/jobs.py",
+        "        restart.keep_off_bad(turn, job)\n",
+        "",
+    ),
+    "a restart that waits for approval leaves one bad node of two": (
+        "decide/recovery.py",
+        "    if incident is not None and asked:",
+        "    if incident is None and asked:",
+    ),
     "the requeue is of the start that made the attempt": (
         "decide/restart.py",
         "        restart_count=job.view.restart_count,\n        gone=",

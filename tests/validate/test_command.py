@@ -18,7 +18,7 @@ from holdfast.cli.validate_pages import as_csv, export, history_answer, keep
 from holdfast.errors import UsageError
 from holdfast.report.validation import render_html, render_markdown
 from holdfast.validate.history import Point, Trend
-from holdfast.validate.place import addresses, host_and_port, place_of
+from holdfast.validate.place import addresses, leader_at, place_of
 from holdfast.validate.registry import SUITES
 from holdfast.validate.results import Item, NodeResult, Run, Verdict
 
@@ -155,9 +155,9 @@ def test_the_role_follows_from_the_scheduler() -> None:
     assert place_of({"SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURMD_NODENAME": "n1"}).world == 1
     assert place_of({"JOB_COMPLETION_INDEX": "4", "NODE_NAME": "pod4"}).rank == 4
     assert addresses("localhost")
-    assert host_and_port("[::1]:80") == ("::1", 80)
+    assert leader_at("[::1]:80") == ("::1", 80)
     with pytest.raises(UsageError, match="HOST:PORT"):
-        host_and_port("here")
+        leader_at("here")
 
 
 def test_srun_is_called_without_our_own_words() -> None:

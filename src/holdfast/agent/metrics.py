@@ -23,6 +23,7 @@ from holdfast.agent.parser import ParserProcess
 from holdfast.client import Reporter
 from holdfast.errors import UsageError
 from holdfast.os.doorway import Doorway
+from holdfast.os.listeners import host_and_port
 
 CLIENT_S = 5.0
 REQUEST_MAX = 8192
@@ -170,10 +171,10 @@ class MetricsServer:
     """
 
     def __init__(self, agent: Watched, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        found = host_and_port(address)
+        if found is None:
             raise UsageError(f'metrics = "{address}" is not HOST:PORT, such as 127.0.0.1:9471')
-        self._host, self._port = host.strip("[]"), int(port)
+        self._host, self._port = found
         self._registry = CollectorRegistry()
         self._registry.register(AgentCollector(agent))
         self._healthy: Callable[[], str] = agent.unwell

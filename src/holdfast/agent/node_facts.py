@@ -6,7 +6,6 @@ Read once when the agent starts; a reboot or a replacement starts it anew. On an
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +14,13 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from holdfast.detect.xid import pci_address
 from holdfast.errors import ConfigError
 from holdfast.model.evidence import Place
 from holdfast.os.files import BOOT_ID, text_of
 
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 """One folder per GPU, named by its PCI address, while NVIDIA's driver is loaded."""
-
-_ADDRESS = re.compile(r"^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-9a-f])?$")
 
 
 class _EmbeddedGpu(Struct):
@@ -48,23 +46,11 @@ class _EmbeddedFacts(NodeIdentity, frozen=True, kw_only=True):
     gpus: list[_EmbeddedGpu] = []
 
 
-def bus_address(text: str) -> str:
-    """A PCI address in one form, `domain:bus:device` with four digits of domain; empty when it is none.
-
-    Xid lines give it with or without domain, function and upper case; tools write the domain with four or eight digits.
-    """
-    found = _ADDRESS.match(text.strip().lower())
-    if found is None:
-        return ""
-    domain = int(found["domain"] or "0", 16)
-    return f"{domain:04x}:{found['bus']}:{found['device']}"
-
-
 class GpuTable:
     """GPU index by PCI address."""
 
     def __init__(self, index_of: Mapping[str, int]) -> None:
-        self._index_of = {bus_address(pci): index for pci, index in index_of.items()}
+        self._index_of = {pci_address(pci): index for pci, index in index_of.items()}
 
     def __len__(self) -> int:
         return len(self._index_of)
@@ -73,7 +59,7 @@ class GpuTable:
         """The place with the index of the GPU whose PCI address it holds; unchanged when that is unknown."""
         if place.gpu is not None or not place.gpu_id:
             return place
-        index = self._index_of.get(bus_address(place.gpu_id))
+        index = self._index_of.get(pci_address(place.gpu_id))
         return place if index is None else msgspec.structs.replace(place, gpu=index)
 
 
@@ -113,7 +99,7 @@ def read_machine(name: str = "", *, drill_ok: bool = False) -> tuple[NodeIdentit
 def driver_gpus(folder: Path = DRIVER_GPUS) -> dict[str, int]:
     """PCI address -> index. NVML numbers GPUs in ascending order of their PCI addresses."""
     try:
-        found = sorted(filter(None, (bus_address(entry.name) for entry in folder.iterdir())))
+        found = sorted(filter(None, (pci_address(entry.name) for entry in folder.iterdir())))
     except OSError:
         return {}
     return {address: index for index, address in enumerate(found)}

@@ -12,6 +12,7 @@ import typer
 from holdfast.cli.answer import taking
 from holdfast.cli.options import ConfigOption, OptionSet
 from holdfast.errors import UsageError
+from holdfast.os.listeners import host_and_port
 from holdfast.wiring.settings import service_settings
 
 PORT = 8470
@@ -100,8 +101,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     Raises:
         UsageError: it is something else.
     """
-    host, mark, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not mark or not host or not port.isdecimal() or int(port) > 65535:
+    found = host_and_port(text)
+    if found is None:
         raise UsageError(f"--listen {text!r}: write HOST:PORT, such as 127.0.0.1:{PORT}; port 0 takes a free one")
-    return host, int(port)
+    return found

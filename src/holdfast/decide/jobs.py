@@ -170,6 +170,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         return
     else:
         restart.adopt(turn, job, "it was requeued already, by the scheduler or a person")
+        restart.keep_off_bad(turn, job)
 
 
 def _held_after_its_run(turn: Turn, job: JobRecord) -> None:
@@ -481,8 +482,8 @@ def _from_launcher(turn: Turn, job: JobRecord, event: e.Escalated) -> Finding:
 
 def forgotten(turn: Turn, key: JobKey) -> bool:
     """Is it a job of former days, whose id the scheduler has given to another? Late words of it bring nothing back."""
-    later = turn.index.by_id.get(key.id, ())
-    return any(turn.state.jobs[name].key.generation > key.generation for name in later)
+    known = (turn.state.jobs[name].key for name in turn.index.by_id.get(key.id, ()))
+    return any(one.cluster == key.cluster and one.generation > key.generation for one in known)
 
 
 def set_view(turn: Turn, job: JobRecord, view: JobView) -> None:

@@ -103,7 +103,6 @@ _DIAGNOSING: Mapping[JobTrigger, JobPlace] = {
     T.EVACUATE: P.EVACUATING,  # from `deciding`: approved while the scheduler shows the job as queued
     T.ATTEMPT_OVER: P.DECIDING,
     T.FALSE_ALARM: P.WATCHING,
-    T.PROVE_AGAIN: P.PROVING,
     T.RESTART_IN_PLACE: P.IN_PLACE,  # from `looking`: the scheduler shows an attempt that is over as running again
     T.ADOPT: P.RELEASED,
     T.STARTED: P.PROVING,
@@ -134,13 +133,13 @@ JOBS: Mapping[JobPlace, JobRow] = {
         J.DIAGNOSING,
         (o.CaptureStacks,),
         lambda waits: waits.stacks_s,
-        _DIAGNOSING,
+        {**_DIAGNOSING, T.PROVE_AGAIN: P.PROVING},
     ),
     P.ASKING: JobRow(
         J.DIAGNOSING,
         (o.StopAttempt, o.RestartInPlace, o.SaveAndStop, o.RequeueHeld, o.GiveUp),
         None,
-        _DIAGNOSING,
+        {**_DIAGNOSING, T.PROVE_AGAIN: P.PROVING},
     ),
     P.DECIDING: JobRow(
         J.DIAGNOSING,

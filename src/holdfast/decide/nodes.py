@@ -99,6 +99,8 @@ def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
         back(turn, node)
     if old == NodeView(name=view.name) and node.phase is NodeState.HEALTHY and view.alive is not False:
         _found_drained(turn, node)  # its agent spoke before the scheduler showed it
+    if view.alive is True and old.alive is False:
+        repair.shows_itself(turn, node)
     if node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
     incident = repair.incident_of(turn, node)
@@ -218,7 +220,7 @@ def identity(
     if node.state is NodeState.UNKNOWN:
         heard(turn, node.name)
     if node.phase is NodeState.REPAIRING:
-        repair.new_identity(turn, node)
+        repair.shows_itself(turn, node)
     elif is_swap:
         _swapped(turn, node)
     elif boot and not booting and _is_observed(turn, node) and (not by_agent or repair.is_rebooted_away(turn, node)):

@@ -63,6 +63,7 @@ def fault(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding
         return
     if leave:
         restart.exclude(turn, job, [leave])
+        _ask_anew(turn, job)
     if job.state in _BEGINS and job.incident != incident.id:
         _begin(turn, job, incident, finding)
     elif job.state in _BEGINS:
@@ -87,6 +88,15 @@ def _take_from_launcher(turn: Turn, job: JobRecord, incident: IncidentRecord) ->
     if job.state in {JobState.STOPPING, JobState.IN_PLACE, JobState.DIAGNOSING} and not job.in_queue:
         job_record.governed(turn, job, incident.id)
         restart.requeue(turn, job, incident, "a node of its allocation must be left")
+
+
+def _ask_anew(turn: Turn, job: JobRecord) -> None:
+    """Take back a restart in place that waits for approval and does not leave out the node that must be left since."""
+    incident = restart.incident_of(turn, job)
+    asked = turn.orders.about(job.about, o.RestartInPlace) if turn.place(job) is JobPlace.ASKING else []
+    if incident is not None and asked:
+        turn.orders.withdraw(job.about, "a further node must be left", o.RestartInPlace)
+        decide(turn, job, incident)
 
 
 def _begin(turn: Turn, job: JobRecord, incident: IncidentRecord, finding: Finding) -> None:

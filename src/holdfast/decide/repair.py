@@ -250,8 +250,8 @@ def repaired(turn: Turn, node: NodeRecord) -> None:
     validate(turn, node, "repaired")
 
 
-def new_identity(turn: Turn, node: NodeRecord) -> None:
-    """It shows another boot or machine while it is in repair."""
+def shows_itself(turn: Turn, node: NodeRecord) -> None:
+    """It shows another boot or machine, or its scheduler has it back after it was down: a repair that is done shows."""
     if node.phase is NodeState.REPAIRING and not turn.orders.about(node.about, *REPAIR_ORDERS):
         repaired(turn, node)
 
@@ -350,11 +350,20 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
         turn.move_node(node, NodeTrigger.RETIRE)
     turn.timers.cancel(node.timer)
     topic = node.incident or node.about
-    turn.notify(topic, Severity.ERROR, f"{node.name} needs a person", f"{node.name}: {why}", node=node.name, asks=True)
+    number = _retired(turn, incident)
+    title = f"{node.name} needs a person" if number <= 1 else f"{node.name} and {number - 1} before it need a person"
+    if number <= incidents.TOLD_EACH or number.bit_count() == 1:  # of many, those by which their number has doubled
+        turn.notify(topic, Severity.ERROR, title, f"{node.name}: {why}", node=node.name, asks=True)
     turn.tell(node, f"Handed to a person: {why}.")
     if incident is not None:
         incident_record.tried(turn, incident, Remedy.RETIRE)
         incident_record.node_settled(turn, incident, node, f"handed to a person: {why}.")
+
+
+def _retired(turn: Turn, incident: IncidentRecord | None) -> int:
+    """How many nodes of the incident are out of service for good."""
+    known = (turn.state.nodes.get(name) for name in incident.nodes) if incident is not None else ()
+    return sum(node is not None and node.phase is NodeState.RETIRED for node in known)
 
 
 def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:

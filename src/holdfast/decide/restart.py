@@ -208,7 +208,8 @@ def leave_alone(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) 
         turn.move_job(job, JobTrigger.ATTEMPT_OVER)  # what was expected has not come, and nothing may be done about it
     if turn.can(job, JobTrigger.FALSE_ALARM):
         # An attempt that is over can prove nothing any more: what comes next is the scheduler's word.
-        turn.move_job(job, JobTrigger.PROVE_AGAIN if others and not over else JobTrigger.FALSE_ALARM)
+        proves = others and not over and turn.can(job, JobTrigger.PROVE_AGAIN)
+        turn.move_job(job, JobTrigger.PROVE_AGAIN if proves else JobTrigger.FALSE_ALARM)
         turn.timers.cancel(job.timer)
     if job.state is JobState.WATCHING:
         wait(turn, job)
@@ -390,6 +391,13 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
         turn.stamp(incident, Mark.REQUEUED)
         _lift_outdated(turn, job, incident)
     wait(turn, job)
+
+
+def keep_off_bad(turn: Turn, job: JobRecord) -> None:
+    """Have the scheduler keep it off all bad nodes now: it is queued, and no hold of ours gives the time."""
+    exclude_unfenced(turn, job)
+    if set(job.excluded) - set(job.view.excluded) and not turn.orders.about(job.about, o.SetExcluded):
+        ask_exclusions(turn, job, incident_of(turn, job))
 
 
 def _lift_outdated(turn: Turn, job: JobRecord, incident: IncidentRecord | None) -> None:

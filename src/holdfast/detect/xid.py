@@ -23,6 +23,7 @@ _NVL5 = re.compile(
     r"(?P<sub>[A-Z][\w/ ]*?)\s+(?P<sev>Nonfatal|Fatal)\s+(?P<xc>XC\d)\s+i\d+\s+Link\s+(?P<link>-?\d+)\s+"
     r"\((?P<intr>0x[0-9a-fA-F]+)\s+(?P<err>0x[0-9a-fA-F]+)"
 )
+_ADDRESS = re.compile(r"^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-9a-f])?$")
 _BEFORE = re.compile(r"caused by previous Xid (?P<xid>\d{1,4})")
 _VERDICTS: dict[int, tuple[Role, Severity, Remedy]] = {
     0: (Role.BENIGN, Severity.INFO, Remedy.NONE),
@@ -44,7 +45,7 @@ def is_of_a_code(rule: str) -> bool:
 def decoded(catalogue: Catalogue, rule: Rule, captures: dict[str, str]) -> Rule:
     """The rule of the code that was captured; `captures` gains what the text says (link, verdict, gpu_id)."""
     if "gpu_id" in captures:
-        captures["gpu_id"] = pci_address(captures["gpu_id"])
+        captures["gpu_id"] = pci_address(captures["gpu_id"]) or captures["gpu_id"]
     code = captures.get("xid", "")
     if rule.decode == "sxid":
         return _sxid(catalogue, rule, captures, code)
@@ -109,9 +110,9 @@ def _sxid(catalogue: Catalogue, rule: Rule, captures: dict[str, str], code: str)
 
 
 def pci_address(text: str) -> str:
-    """`0000:b9:00` in one form for all shapes: lower case, with domain, without a function of zero."""
-    text = text.strip().lower().rstrip(".").removesuffix(".0")
-    parts = text.split(":")
-    if len(parts) == 2 and len(parts[0]) == 2:
-        parts = ["0000", *parts]
-    return ":".join(parts)
+    """A PCI address in one form, `domain:bus:device` with four digits of domain; empty when it is none.
+
+    Xid lines give it with or without domain, function and upper case; tools write the domain with four or eight digits.
+    """
+    found = _ADDRESS.match(text.strip().lower().rstrip("."))
+    return f"{int(found['domain'] or '0', 16):04x}:{found['bus']}:{found['device']}" if found is not None else ""

@@ -1,7 +1,7 @@
-"""Listening sockets of this machine: which user has the port that a token would be sent to.
+"""Addresses to listen on, and which user of this machine has the port that a token would be sent to.
 
-`tls.Trust` asks before each connection to a loopback address over plain HTTP that would carry a token: there any local
-user may listen on a port that a controller has left. Linux alone tells (/proc/net/tcp). No time passes here.
+`tls.Trust` asks for that before each connection to a loopback address over plain HTTP that would carry a token: there
+any local user may listen on a port that a controller has left. Linux alone tells (/proc/net/tcp). No time passes here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTEN = "0A"
 _ANY4, _ANY6 = ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)
 _LOCALHOST: tuple[Address, ...] = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """`HOST:PORT` or `[HOST]:PORT`, as an address is written on a command line or in a file; None: it is neither."""
+    host, mark, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and int(port) <= 65535
+    return (host, int(port)) if mark and host and is_port else None
 
 
 def listener_uids(host: str, port: int) -> set[int]:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from holdfast.adapters.slurm.output import node_names
 from holdfast.errors import LinkError, UsageError
 from holdfast.os.files import BOOT_ID, text_of, write_whole
+from holdfast.os.listeners import host_and_port
 from holdfast.validate.wire import Hello
 
 FILE = "leader.json"
@@ -141,9 +142,9 @@ async def find_leader(folder: Path, run: str, limit_s: float) -> Leader:
         ) from None
 
 
-def host_and_port(text: str) -> tuple[str, int]:
+def leader_at(text: str) -> tuple[str, int]:
     """`HOST:PORT`. Raises UsageError."""
-    host, mark, port = text.rpartition(":")
-    if not mark or not port.isdigit() or not host:
+    found = host_and_port(text)
+    if found is None:
         raise UsageError(f"--leader {text}: write HOST:PORT")
-    return host.strip("[]"), int(port)
+    return found

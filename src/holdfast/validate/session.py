@@ -19,7 +19,7 @@ from holdfast.ports import Clock
 from holdfast.validate.baselines import Kind, choose
 from holdfast.validate.examination import Advise, Examination
 from holdfast.validate.hands import Alone, Fleet, Hands
-from holdfast.validate.place import FILE, Leader, Place, addresses, find_leader, hello_of, host_and_port, publish
+from holdfast.validate.place import FILE, Leader, Place, addresses, find_leader, hello_of, leader_at, publish
 from holdfast.validate.results import Run
 from holdfast.validate.results_kept import Results
 from holdfast.validate.under_test import Asked, NodesUnderTest
@@ -82,7 +82,7 @@ async def _lead(session: Session) -> Run:
     secret = session.secret or secrets.token_hex(16)
     fleet = Fleet(place.world, secret, place.names)
     hosts = addresses(place.node)
-    port = await fleet.open("", host_and_port(session.leader)[1] if session.leader else 0)
+    port = await fleet.open("", leader_at(session.leader)[1] if session.leader else 0)
     mine = asyncio.create_task(_own_worker(session, hosts[0], port, secret))
     try:
         if session.folder is not None and not session.leader:
@@ -108,7 +108,7 @@ async def _serve(session: Session) -> None:
     place = session.place
     hosts: tuple[str, ...]
     if session.leader:
-        host, port = host_and_port(session.leader)
+        host, port = leader_at(session.leader)
         hosts, secret = (host,), session.secret
     else:
         found = await find_leader(session.folder or Path(), place.run, session.join_s)

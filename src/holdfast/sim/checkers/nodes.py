@@ -62,7 +62,7 @@ def brake_is_kept(history: History) -> Iterator[str]:
             limit = _limit(rules, len(group.nodes))
             nodes = len({node for _, node in group.taken})
             times = sum(node == order.node for _, node in group.taken)
-            if max(nodes, times) > limit:
+            if times > limit or (times == 1 and nodes > limit):  # one that has its place takes no other
                 yield (
                     f"{order.node} is quarantined (event {event.seq}), {nodes} nodes of group {name!r} and this one "
                     f"{times} times within {rules.window_s:g} s; its brake allows {limit} of {len(group.nodes)}"
