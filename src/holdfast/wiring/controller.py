@@ -189,7 +189,6 @@ async def serve(options: Options) -> None:
     presets = packaged_presets()
     policies, toml = read_policy(options.policy, presets)
     exporter = make_exporter(config.traces, options.settings.path(config.traces.headers_file))
-
     tls = tls_files(options.settings)
     if tls is not None:
         checked(tls)  # a standby says so at its start, not when it is needed
