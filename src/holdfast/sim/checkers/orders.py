@@ -143,15 +143,18 @@ def every_order_has_a_cause(history: History) -> Iterator[str]:
     seen: set[str] = set()
     spoken: set[str] = set()
     """Nodes against which something was said."""
+    approved: set[str] = set()
+    """Proposals that people approved; a brake may hold them back for a while."""
     incidents = {incident.id: incident for incident in history.incidents}
     for step in history.steps:
         spoken |= _spoken_of(step.event)
+        if isinstance(step.event, e.OperatorCommand) and step.event.command is e.Command.APPROVE:
+            approved.add(step.event.order)
         for order in step.orders:
             if order.id in seen:
                 continue
             seen.add(order.id)
-            approved = isinstance(step.event, e.OperatorCommand) and step.event.order == order.id
-            if order.cause != step.event.seq and not approved:
+            if order.cause != step.event.seq and order.id not in approved:
                 yield f"{kind_of(order)} {order.id} names event {order.cause} as its cause, not event {step.event.seq}"
             if isinstance(order, OWN):
                 continue
