@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.decide.play import KEY, NODES, Play, kinds
 
+from holdfast.decide.engine import Engine
 from holdfast.decide.ladder import mode_of, set_mode
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import SchedulerState
+from holdfast.model.cluster import RecoverySpec, SchedulerState
 from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Brake, Limits, Mode, Policy, Trouble
@@ -145,6 +147,30 @@ def test_an_idle_nodes_observed_fault_is_open_until_it_is_repaired_or_cleared(en
     assert play.engine.open_incidents() == []
     assert [incident.would for incident in play.closed] == [["n2 would have been quarantined"]]
     assert changes(play) == []
+
+
+def test_a_job_that_nobody_wants_recovered_does_not_wait_for_what_observe_kept_from_its_node():
+    """What was observed of another says nothing of it: its side ends when it was quiet for a while."""
+    play = Play(mode=Mode.OBSERVE).running()
+    play.job(recovery=RecoverySpec(enabled=False))
+    play.xid("n2", 79)
+    assert [(one.about, one.remedy) for one in play.incident.observed] == [("node:n2", R.QUARANTINE)]
+    play.fire("job:")
+    assert (play.incident.jobs_open, play.incident.nodes_open) == ([], ["n2"])
+
+
+def test_what_an_older_version_observed_is_still_left_to_people():
+    """Its snapshot has the sentences alone."""
+    play = Play(mode=Mode.OBSERVE).nodes()
+    play.xid("n2", 79)
+    raw = msgspec.msgpack.decode(play.engine.snapshot())
+    for incident in raw["incidents"].values():
+        del incident["observed"]
+    play.engine = Engine.restore(msgspec.msgpack.encode(raw), play.policies)
+    play.node("n2", drained=True, drain_reason="mei looks")
+    play.node("n2", drained=False)
+    assert play.engine.open_incidents() == []
+    assert play.ns() is NodeState.HEALTHY
 
 
 def test_a_lost_node_that_runs_again_ends_its_observed_incident():

@@ -117,6 +117,7 @@ class Scope:
             jobs_open=[key for key in record.jobs_open if key in mine],
             findings=[one for one in record.findings if self._has_finding(one)],
             diagnosis=_untold(record.diagnosis),
+            observed=[],
             would=[],
             story=[f"It concerns {others} other {'job' if others == 1 else 'jobs'}, so its story is not shown."],
         )

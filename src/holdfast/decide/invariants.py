@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from holdfast.decide.state import Index, State
 from holdfast.errors import InvariantViolated
 from holdfast.model import orders as o
+from holdfast.model.evidence import Remedy
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState, OrderRecord, slug
 from holdfast.model.story import STORY_LINES_MAX
@@ -121,7 +122,7 @@ def _node(state: State, node: NodeRecord) -> Iterator[str]:
         yield "its story is not bounded"
     waits_for_domain = node.about in state.timers
     incident = state.incidents.get(node.incident)
-    left_to_people = incident is not None and f"{node.name} would have been quarantined" in incident.would
+    left_to_people = incident is not None and incident.is_observed(node.about, Remedy.QUARANTINE)
     drained_by_others = node.view.drained and not node.drained_by_us
     waits = waits_for_domain or left_to_people or drained_by_others or _fence_comes(state, node)
     if shown is NodeState.SUSPECT and node.incident and not waits:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.decide import incidents, repair, trust
 from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import node as node_record
-from holdfast.decide.records.turn import Turn, would_have
+from holdfast.decide.records.turn import Turn
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
@@ -159,7 +159,7 @@ def _is_observed(turn: Turn, node: NodeRecord) -> bool:
     if node.phase is not NodeState.SUSPECT or incident is None:
         return False
     waits = turn.orders.about(node.about) or node.name in node_record.brake_of(turn, node.view.group).waiting
-    return would_have(node.name, Remedy.QUARANTINE) in incident.would and not waits
+    return incident.is_observed(node.about, Remedy.QUARANTINE) and not waits
 
 
 def _is_theirs(view: NodeView) -> bool:

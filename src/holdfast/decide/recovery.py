@@ -224,14 +224,14 @@ def _after_look(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
         end_attempt(turn, job, incident, choice.remedy, choice.why)
 
 
-def _is_observed_hang(incident: IncidentRecord) -> bool:
-    return bool(incident.would) and ladder.trouble_of(incident.findings[0]) is Trouble.HANG
+def _is_observed_hang(job: JobRecord, incident: IncidentRecord) -> bool:
+    return incident.is_observed(job.about) and ladder.trouble_of(incident.findings[0]) is Trouble.HANG
 
 
 def moves_again(turn: Turn, job: JobRecord, step: int) -> None:
     """Progress while one was still looking: it was slow, not hung."""
     incident = restart.incident_of(turn, job)
-    if incident is not None and job.state is JobState.WATCHING and _is_observed_hang(incident):
+    if incident is not None and job.state is JobState.WATCHING and _is_observed_hang(job, incident):
         restart.passed_by_itself(turn, job, incident, f"it moves again (step {step})")
         return
     if incident is None or incident.diagnosis is not None or turn.place(job) is not JobPlace.LOOKING:
@@ -400,7 +400,7 @@ def timer(turn: Turn, job: JobRecord) -> None:
 def _left_alone(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
     """A job whose fault was only observed is looked at until it has come past the fault, or is over."""
     reached = job.attempt.reached if job.attempt is not None else None
-    if incident.would and reached is not None and reached <= (incident.step_before or 0):
+    if incident.is_observed(job.about) and reached is not None and reached <= (incident.step_before or 0):
         restart.wait(turn, job)
     else:
         incidents.job_settled(turn, incident, job, OBSERVED, "left alone, and quiet since.")

@@ -500,7 +500,7 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     told, record = job.numbered(attempt), job.attempt
     newest = record if told is record else None
     if told is not None:
-        incident_record.stepped(turn, told, step)
+        incident_record.stepped(turn, job, told, step)
     if newest is not None and newest.resumed_from is None and newest.durable_step is None:
         job_record.resumed_at(turn, job, step)  # nothing told where it began: no later than here
     passed = step > job_record.to_pass(job)
@@ -512,7 +512,7 @@ def checkpoint_saved(turn: Turn, job: JobRecord, attempt: int, step: int) -> Non
     if since:
         _progress(turn, job, f"checkpoint of step {step} is durable")
     incident = incident_of(turn, job)
-    is_observed = incident is not None and incident.would and job.state is JobState.WATCHING
+    is_observed = incident is not None and incident.is_observed(job.about) and job.state is JobState.WATCHING
     if incident is not None and is_observed and newest is not None and step > (incident.step_before or 0):
         passed_by_itself(turn, job, incident, f"checkpoint of step {step} is durable")
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from holdfast.errors import VersionError, WireError
 from holdfast.model.cluster import ENDED, JobView, SchedulerState
 from holdfast.model.evidence import Finding, Remedy
-from holdfast.model.orders import StartTimer
+from holdfast.model.orders import AnyOrder, StartTimer
 from holdfast.model.policy import Mode
 from holdfast.model.records import BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord, slug
 
@@ -98,7 +98,7 @@ class Index:
             for node in incident.nodes_open:
                 self.incidents_of.setdefault(f"node:{node}", set()).add(incident.id)
         for record in state.orders.values():
-            self.orders_of.setdefault(subject(record), set()).add(record.order.id)
+            self.orders_of.setdefault(subject(record.order), set()).add(record.order.id)
 
     def occupied(self, name: str, before: JobView | None, now: JobView) -> list[str]:
         """Move the job to the nodes that it uses now. Returns the ones that it left, sorted."""
@@ -121,12 +121,12 @@ def occupying(view: JobView) -> tuple[str, ...]:
     return () if view.state in IDLE else view.nodes
 
 
-def subject(record: OrderRecord) -> str:
+def subject(order: AnyOrder) -> str:
     """What an order is about: a job's slug, `node:NAME`, or empty."""
-    job = getattr(record.order, "job", None)
+    job = getattr(order, "job", None)
     if job is not None:
         return slug(job)
-    node = getattr(record.order, "node", "")
+    node = getattr(order, "node", "")
     return f"node:{node}" if node else ""
 
 

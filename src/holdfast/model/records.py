@@ -379,6 +379,14 @@ def shown_state(state: NodeState, *, heard: bool) -> str:
     return state.value if heard or state is not NodeState.HEALTHY else UNHEARD
 
 
+class Observed(Struct, frozen=True):
+    """What mode `observe` kept from being done to a job or a node."""
+
+    about: str
+    """Slug of a job, or `node:NAME`."""
+    remedy: Remedy
+
+
 class IncidentRecord(Struct, omit_defaults=True):
     """One underlying trouble, from first evidence to proven recovery or to giving up."""
 
@@ -394,8 +402,10 @@ class IncidentRecord(Struct, omit_defaults=True):
     diagnosis: Diagnosis | None = None
     remedies: list[Remedy] = field(default_factory=list)
     """Rungs tried, in order."""
+    observed: list[Observed] = field(default_factory=list)
+    """What mode `observe` kept from being done, in order."""
     would: list[str] = field(default_factory=list)
-    """What mode `observe` kept from being done, in order: `n2 would have been quarantined`."""
+    """The same for people, a sentence of each: `n2 would have been quarantined`."""
     marks: dict[Mark, float] = field(default_factory=dict)
     said_at: float = 0.0
     """When its evidence was first reported, by the reporter's clock. A wait's mark `fault` is where the wait began."""
@@ -423,6 +433,15 @@ class IncidentRecord(Struct, omit_defaults=True):
         if self.step_before is None or self.step_resumed is None:
             return None
         return max(0, self.step_before - self.step_resumed)
+
+    def is_observed(self, about: str, remedy: Remedy | None = None) -> bool:
+        """Did mode `observe` keep this rung, or any, from being taken for this job (its slug) or `node:NAME`?
+
+        An older version wrote sentences alone. Each of those may be about any job, node and rung.
+        """
+        if len(self.would) > len(self.observed):
+            return True
+        return any(one.about == about and remedy in {None, one.remedy} for one in self.observed)
 
     def concerns(self, *, job: str = "", node: str = "") -> bool:
         """Whether this job (as `str(JobKey)` writes it) and this node are among its own; empty: whatever they are."""

@@ -174,12 +174,12 @@ def _close(turn: Turn, incident: IncidentRecord) -> None:
 # --- the attempts before and after ------------------------------------------------------------------------------------
 
 
-def stepped(turn: Turn, attempt: AttemptRecord, step: int) -> None:
+def stepped(turn: Turn, job: JobRecord, attempt: AttemptRecord, step: int) -> None:
     """How far the attempt had come that it broke; words of that may come late."""
     incident = turn.state.incidents.get(attempt.incident)
     if incident is None or incident.attempt_before != attempt.number:
         return
-    if not incident.would and step > (incident.step_before or -1):
+    if not incident.is_observed(job.about) and step > (incident.step_before or -1):
         incident.step_before = step
         turn.changes.add(incident)
 

@@ -239,7 +239,7 @@ def stepped(turn: Turn, job: JobRecord, attempt: AttemptRecord, step: int) -> bo
     """The attempt completed a step. True when no attempt of the job had come so far."""
     turn.changes.add(job)
     attempt.last_step = max(step, attempt.last_step or 0)
-    incident_record.stepped(turn, attempt, step)
+    incident_record.stepped(turn, job, attempt, step)
     further = step > job.best_step
     job.best_step = max(job.best_step, step)
     return further

@@ -31,6 +31,7 @@ from holdfast.model.records import (
     NodeRecord,
     NodeState,
     NodeTrigger,
+    Observed,
     OrderRecord,
     Touched,
     slug,
@@ -150,7 +151,7 @@ class OpenOrders:
 
     def _add(self, record: OrderRecord) -> None:
         self._state.orders[record.order.id] = record
-        self._index.orders_of.setdefault(subject(record), set()).add(record.order.id)
+        self._index.orders_of.setdefault(subject(record.order), set()).add(record.order.id)
         self._changes.add(record)
 
     def approve(self, record: OrderRecord, who: str) -> None:
@@ -190,7 +191,7 @@ class OpenOrders:
         record = self._state.orders.pop(order_id, None)
         if record is None:
             return None
-        about = subject(record)
+        about = subject(record.order)
         ids = self._index.orders_of.get(about)
         if ids is not None:
             ids.discard(order_id)
@@ -441,9 +442,11 @@ class Turn:
             return
         key, node = getattr(order, "job", None), getattr(order, "node", "")
         job = self.job(key) if key is not None else None
-        sentence = would_have(job.name if job is not None else node, order.remedy)
-        if sentence in incident.would:
+        what = Observed(subject(order), order.remedy)
+        if what in incident.observed:
             return
+        sentence = f"{job.name if job is not None else node} would have been {ladder.WOULD[order.remedy]}"
+        incident.observed.append(what)
         incident.would.append(sentence)
         self.tell(incident, f"{sentence} (observe).")
         planned = getattr(order, "repair", Remedy.NONE)
@@ -487,11 +490,6 @@ class Turn:
                 o.Notify, topic=topic, incident=topic, severity=severity, title=title, text=text, **about
             )
         )
-
-
-def would_have(name: str, remedy: Remedy) -> str:
-    """What mode `observe` kept from being done to this job or node, as `IncidentRecord.would` has it."""
-    return f"{name} would have been {ladder.WOULD[remedy]}"
 
 
 def describe(order: AnyOrder) -> str:
