@@ -156,6 +156,32 @@ def test_a_tripped_brake_does_not_stop_repairs_returns_and_restarts():
     assert play.state is JobState.RELEASED
 
 
+def queued(play: Play) -> Play:
+    """Its job is released and not started yet, when the brake has no place left."""
+    play.job(nodes=("n1", "n2"))
+    play.until_release("n1")
+    play.done(o.ReleaseJob)
+    assert kinds(play.xid("n2")) == ["QuarantineNode"]
+    return play
+
+
+def test_a_queued_job_is_kept_off_a_node_that_the_brake_holds_back_later():
+    """The scheduler would start it there, since nothing drains that node."""
+    play = queued(many())
+    assert kinds(play.xid("n3")) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ("n1", "n3")
+    assert kinds(play.xid("n4")) == []  # what is under way is waited for
+    assert kinds(play.done(o.SetExcluded)) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ("n1", "n3", "n4")
+
+
+def test_a_queued_job_is_left_alone_where_policy_says_observe_by_now():
+    """Its restart was ordered before; nothing is ordered any more."""
+    play = queued(many())
+    play.say(e.Command.SET_MODE, value="observe", remedy="requeue")
+    assert kinds(play.xid("n3")) == []
+
+
 def test_it_closes_by_itself_after_a_calm_spell():
     """And those who waited are quarantined as far as the window allows."""
     play = many()

@@ -504,6 +504,36 @@ def test_quarantine_that_fails_is_told(idle):
     assert "n2 could not be quarantined" in idle.notices()
 
 
+def fail_to_fence(play: Play, name: str) -> None:
+    play.finding("check.disk", node=name, domain=Domain.HARDWARE, remedy=Remedy.QUARANTINE, kind=EvidenceKind.CHECK)
+    order = play.open(o.QuarantineNode, node=name).id
+    play.do(e.OrderFailed, order=order, why="no permission", permanent=True)
+
+
+def test_a_job_is_not_released_onto_a_node_that_could_not_be_quarantined(play):
+    """No incident is open for that node, yet it is known bad, and the scheduler would give it out."""
+    play.node("n9")
+    fail_to_fence(play, "n9")
+    assert play.n("n9").incident == ""
+    play.until_release("n2")
+    (asked,) = [order for order in play.all if isinstance(order, o.SetExcluded)]
+    assert asked.nodes == ("n2", "n9")
+
+
+def test_a_job_that_is_queued_already_is_kept_off_a_node_that_could_not_be_quarantined(play):
+    """Until it counts as well again."""
+    play.node("n9")
+    play.until_release("n2")
+    play.done(o.ReleaseJob)
+    fail_to_fence(play, "n9")
+    assert play.open(o.SetExcluded).nodes == ("n2", "n9")
+    play.job(state=S.PENDING, excluded=("n2", "n9"))
+    play.done(o.SetExcluded)
+    play.do(e.FindingCleared, node="n9", rule="check.disk")
+    assert play.engine.state.fence_failed == []
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+
+
 def test_quarantine_that_fails_for_now_is_tried_again(idle):
     """The same order, the same id, after a while."""
     idle.xid("n2")

@@ -166,7 +166,7 @@ async def local_identity(connection: ASGIConnection[Any, Any, Any, Any]) -> Iden
 
     Raises:
         RefusedError: a user without a name, or who may not speak as what is asked for.
-        LinkError: the job has not been seen yet.
+        LinkError: the scheduler has answered in part, so that the job's user is not known.
     """
     scope: Any = connection.scope
     peer: Peer | None = scope.get(PEER)

@@ -42,11 +42,13 @@ def _cuda() -> Any:
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     piece: list[torch.Tensor] = []
+    size = 0
     for tensor in tensors:
         piece.append(tensor)
-        if sum(map(_room, piece)) >= PIECE:
+        size += _room(tensor)
+        if size >= PIECE:
             yield piece
-            piece = []
+            piece, size = [], 0
     if piece:
         yield piece
 

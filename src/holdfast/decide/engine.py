@@ -83,6 +83,8 @@ class Engine:
         handler(turn, event)
         if turn.cleaned:
             restart.readmit(turn, turn.cleaned)
+        if turn.unfenced:
+            restart.keep_queued_off(turn, turn.unfenced)
         if turn.closing:
             incident_record.close_done(turn)
         return turn.outgoing.orders

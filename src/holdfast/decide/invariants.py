@@ -45,7 +45,14 @@ def check(state: State, index: Index | None = None) -> None:
     for node in state.nodes.values():
         for complaint in _node(state, node):
             raise InvariantViolated(f"node {node.name} ({node.state}): {complaint}", story=tuple(node.story[-10:]))
-    for complaint in (*_incidents(state), *_orders(state), *_timers(state), *_brakes(state), *_index(state, index)):
+    for complaint in (
+        *_incidents(state),
+        *_orders(state),
+        *_timers(state),
+        *_brakes(state),
+        *_fences(state),
+        *_index(state, index),
+    ):
         raise InvariantViolated(complaint)
 
 
@@ -160,6 +167,12 @@ def _incidents(state: State) -> Iterator[str]:
             yield f"incident {name} waits for {lost}, which nobody knows"
         if len(incident.story) > STORY_LINES_MAX:
             yield f"incident {name}: its story is not bounded"
+
+
+def _fences(state: State) -> Iterator[str]:
+    for name in state.fence_failed:
+        if name not in state.nodes or state.nodes[name].phase is not NodeState.SUSPECT:
+            yield f"node {name}: it counts as not fenced, and is not suspect"
 
 
 def _braked(state: State, record: OrderRecord) -> bool:

@@ -25,7 +25,6 @@ from holdfast.model.records import AttemptRecord, Authority, IncidentRecord, Job
 LATE_S = 900.0
 """A job that is first seen after its failure is recovered when that is not longer ago; schedulers forget soon after."""
 _FAILURES = frozenset({SchedulerState.FAILED, SchedulerState.NODE_FAIL, SchedulerState.PREEMPTED})
-_WAITS = frozenset({JobState.RELEASED, JobState.WAITING_FOR_NODES})
 OUTPUT_REFUSED = 53
 """Slurm ends a job with this "signal" whose output file it cannot open."""
 _QUEUED = frozenset({SchedulerState.PENDING, SchedulerState.HELD})
@@ -262,7 +261,7 @@ def _ended(turn: Turn, job: JobRecord) -> None:
 def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
     incident = restart.incident_of(turn, job)
     attempt = job.attempt
-    if job.state in _WAITS and attempt is not None and incident is not None and attempt.incident != incident.id:
+    if job.state in restart.WAITS and attempt is not None and incident is not None and attempt.incident != incident.id:
         restart.runs(turn, job)  # it was started, and has failed, between two looks
     if (
         incident is not None

@@ -604,6 +604,8 @@ def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: st
     is_new, timer = node.name not in record.waiting, f"brake:{group}"
     first = node_record.brake_hold_back(record, node.name, turn.now)
     turn.changes.add(record)
+    if is_new:
+        turn.unfenced.append(node.name)
     if is_new or timer not in turn.state.timers:  # one that goes on complaining must not keep the others waiting
         turn.timers.start(timer, node_record.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
@@ -691,6 +693,7 @@ def quarantine_failed(turn: Turn, node: NodeRecord, why: str) -> None:
     incident = repair.incident_of(turn, node)
     if node.phase is NodeState.QUARANTINED:
         turn.move_node(node, NodeTrigger.SUSPECT)
+    node_record.fence_failed(turn, node)
     turn.tell_all(incident, node, f"it could not be quarantined: {why}.")
     topic = incident.id if incident is not None else node.about
     text = f"{why}. It may take new work although it is suspect."

@@ -699,7 +699,7 @@ def _excluded(turn: Turn, job: JobRecord, order: o.SetExcluded) -> None:
     incident = restart.incident_of(turn, job)
     if job.state is JobState.HELD:
         restart.exclude_unfenced(turn, job)
-    if job.state is JobState.HELD and incident is not None and set(job.excluded) - set(order.nodes):
+    if job.state in restart.IN_QUEUE and incident is not None and set(job.excluded) - set(order.nodes):
         restart.ask_exclusions(turn, job, incident)
     else:
         restart.release(turn, job)

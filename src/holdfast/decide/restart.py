@@ -36,9 +36,11 @@ from holdfast.model.records import (
     slug,
 )
 
-_IN_QUEUE = frozenset({JobState.HELD, JobState.RELEASED, JobState.WAITING_FOR_NODES})
+WAITS = frozenset({JobState.RELEASED, JobState.WAITING_FOR_NODES})
+"""It is in the queue, and the scheduler may start it."""
+IN_QUEUE = WAITS | {JobState.HELD}
 _UNFENCED = frozenset({NodeState.SUSPECT, NodeState.QUARANTINED})
-_JUST_CHARGED = _IN_QUEUE | {JobState.IN_PLACE}
+_JUST_CHARGED = IN_QUEUE | {JobState.IN_PLACE}
 """The restart that follows has been counted, and the attempt that it leads to has hardly begun."""
 
 
@@ -345,7 +347,7 @@ def _tell_released(turn: Turn, job: JobRecord) -> None:
 
 def runs_already(turn: Turn, job: JobRecord) -> bool:
     """Released, and the last view showed it running anew: what is counts, not only what changes."""
-    if job.state not in {JobState.RELEASED, JobState.WAITING_FOR_NODES} or job.view.state not in RUNS:
+    if job.state not in WAITS or job.view.state not in RUNS:
         return False
     attempt = job.attempt
     if attempt is not None and job.view.restart_count <= attempt.restart_count:
@@ -396,6 +398,20 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
 def keep_off_bad(turn: Turn, job: JobRecord) -> None:
     """Have the scheduler keep it off all bad nodes now: it is queued, and no hold of ours gives the time."""
     exclude_unfenced(turn, job)
+    _ask_missing(turn, job)
+
+
+def keep_queued_off(turn: Turn, names: list[str]) -> None:
+    """These nodes count as bad, and the scheduler still gives them out: jobs that it may start are kept off them."""
+    known = [name for name in names if is_known(turn, name)]
+    for job in _queued(turn, WAITS):
+        if turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is not Mode.OBSERVE:
+            exclude(turn, job, known)
+            _ask_missing(turn, job)
+
+
+def _ask_missing(turn: Turn, job: JobRecord) -> None:
+    """Ask for what the scheduler does not exclude yet; what is under way is waited for (`recovery.order_done`)."""
     if set(job.excluded) - set(job.view.excluded) and not turn.orders.about(job.about, o.SetExcluded):
         ask_exclusions(turn, job, incident_of(turn, job))
 
@@ -421,9 +437,9 @@ def is_known(turn: Turn, name: str) -> bool:
 
 
 def exclude_unfenced(turn: Turn, job: JobRecord) -> None:
-    """Known bad, and not drained yet (ordered, or held back by the brake): the scheduler would still give it out."""
+    """Known bad, and not drained (yet, for the brake, or by failure): the scheduler would still give it out."""
     known = turn.state.nodes
-    names = {name for brake in turn.state.brakes.values() for name in brake.waiting}
+    names = {name for brake in turn.state.brakes.values() for name in brake.waiting} | {*turn.state.fence_failed}
     for incident in turn.state.incidents.values():
         names.update(name for name in incident.nodes_open if known[name].phase in _UNFENCED)
     exclude(turn, job, sorted(name for name in names if is_known(turn, name)))
@@ -448,13 +464,16 @@ def ask_exclusions(turn: Turn, job: JobRecord, incident: IncidentRecord | None) 
 
 def readmit(turn: Turn, names: list[str]) -> None:
     """These nodes are clean: jobs in the queue that we kept off them may use them again, or would wait for ever."""
+    for job in _queued(turn, IN_QUEUE):
+        _allow(turn, job, [node for node in names if node in job.excluded])
+
+
+def _queued(turn: Turn, states: frozenset[JobState]) -> list[JobRecord]:
+    """List the jobs in our care that are in one of these states of the queue, by name; a launcher has none."""
     if turn.in_allocation:
-        return
-    waiting = {slug(key) for incident in turn.state.incidents.values() for key in incident.jobs_open}
-    for name in sorted(waiting):
-        job = turn.state.jobs[name]
-        if job.state in _IN_QUEUE:
-            _allow(turn, job, [node for node in names if node in job.excluded])
+        return []
+    names = {slug(key) for incident in turn.state.incidents.values() for key in incident.jobs_open}
+    return [job for name in sorted(names) if (job := turn.state.jobs[name]).state in states]
 
 
 def allow_healthy(turn: Turn, job: JobRecord) -> None:

@@ -61,6 +61,8 @@ class State(Struct, omit_defaults=True):
     """Pending and proposed ones."""
     timers: dict[str, Waiting] = field(default_factory=dict)
     brakes: dict[str, BrakeRecord] = field(default_factory=dict)
+    fence_failed: list[str] = field(default_factory=list)
+    """Suspects that could not be quarantined: people were told, and no incident is open for them."""
     modes: dict[str, dict[str, Mode]] = field(default_factory=dict)
     """Overrides at run time: group -> rung, or empty for all rungs -> mode."""
     approved: dict[str, list[Remedy]] = field(default_factory=dict)

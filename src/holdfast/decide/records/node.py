@@ -53,6 +53,8 @@ def left(turn: Turn, node: NodeRecord) -> None:
     count_nodes(turn, node.view.group, -1)
     turn.tell(node, "It left the cluster.")
     turn.state.context.pop(node.about, None)
+    if node.name in turn.state.fence_failed:
+        turn.state.fence_failed.remove(node.name)
     del turn.state.nodes[node.name]
 
 
@@ -196,6 +198,13 @@ def quarantined(turn: Turn, node: NodeRecord, window_s: float) -> None:
     turn.changes.add(record)
     turn.move_node(node, NodeTrigger.QUARANTINE)
     node.offences = [*[at for at in node.offences if at > turn.now - window_s], turn.now]
+
+
+def fence_failed(turn: Turn, node: NodeRecord) -> None:
+    """It is suspect, and could not be quarantined."""
+    if node.phase is NodeState.SUSPECT and node.name not in turn.state.fence_failed:
+        turn.state.fence_failed.append(node.name)
+    turn.unfenced.append(node.name)
 
 
 def clean(turn: Turn, node: NodeRecord, since: float) -> None:

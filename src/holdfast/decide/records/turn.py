@@ -259,6 +259,7 @@ class Turn:
         "policies",
         "state",
         "timers",
+        "unfenced",
     )
 
     def __init__(self, state: State, index: Index, policies: PolicySet, event: AnyEvent) -> None:
@@ -275,6 +276,8 @@ class Turn:
         """Incidents of which a side was settled in this turn."""
         self.cleaned: list[str] = []
         """Nodes that came to count as clean in this turn."""
+        self.unfenced: list[str] = []
+        """Nodes that the scheduler may still give out, as it shows in this turn, although they count as bad."""
 
     # --- facts ---
 
@@ -379,6 +382,8 @@ class Turn:
             node.before_unknown = machine.move(machine.NODE, node.before_unknown, trigger, story=story_so_far)
         else:
             node.state = machine.move(machine.NODE, node.state, trigger, story=story_so_far)
+        if node.phase is not NodeState.SUSPECT and node.name in self.state.fence_failed:
+            self.state.fence_failed.remove(node.name)
         node.since = self.now
         self.changes.add(node)
 
@@ -442,8 +447,7 @@ class Turn:
             return
         key, node = getattr(order, "job", None), getattr(order, "node", "")
         job = self.job(key) if key is not None else None
-        what = Observed(subject(order), order.remedy)
-        if what in incident.observed:
+        if (what := Observed(subject(order), order.remedy)) in incident.observed:
             return
         sentence = f"{job.name if job is not None else node} would have been {ladder.WOULD[order.remedy]}"
         incident.observed.append(what)
