@@ -13,6 +13,9 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+HELD_MAX = 256
+"""Processes that are held at once: a limit of 1024 descriptors is common, and the look at them needs some, too."""
+
 
 def strike(pids: Iterable[int], sig: int, *, of: Callable[[], Collection[int]]) -> list[int]:
     """Signal those of these processes that are meant still, and return them; never this process.
@@ -22,6 +25,12 @@ def strike(pids: Iterable[int], sig: int, *, of: Callable[[], Collection[int]]) 
         sig: the signal.
         of: tells the processes that are meant as they are now.
     """
+    found = list(pids)
+    parts = [found[start : start + HELD_MAX] for start in range(0, len(found), HELD_MAX)]
+    return [pid for some in parts for pid in _strike(some, sig, of)]
+
+
+def _strike(pids: Iterable[int], sig: int, of: Callable[[], Collection[int]]) -> list[int]:
     held: dict[int, int] = {}
     try:
         for pid in pids:
@@ -30,7 +39,7 @@ def strike(pids: Iterable[int], sig: int, *, of: Callable[[], Collection[int]]) 
         meant = set(of()) - {os.getpid()} if held else set()
         hit = []
         for pid, fd in held.items():
-            if pid in meant and not select.select([fd], [], [], 0)[0]:  # alive, so that its number is its own
+            if pid in meant and not _has_ended(fd):  # alive, so that its number is its own
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(fd, sig)
                     hit.append(pid)
@@ -38,6 +47,13 @@ def strike(pids: Iterable[int], sig: int, *, of: Callable[[], Collection[int]]) 
     finally:
         for fd in held.values():
             os.close(fd)
+
+
+def _has_ended(fd: int) -> bool:
+    """Whether the process of this descriptor has; `select` would take none above 1023."""
+    asked = select.poll()
+    asked.register(fd, select.POLLIN)
+    return bool(asked.poll(0))
 
 
 def catches(pid: int, sig: int) -> bool:
