@@ -16,9 +16,13 @@ from litestar.routes import HTTPRoute
 from msgspec import structs
 from tests.cockpit.served import KEY, fault, nodes_of, run, served, the_job
 
-from holdfast.api.auth import SCOPED, Role, book_line, new_token
+from holdfast.api.auth import SCOPED, Identity, Role, book_line, new_token
+from holdfast.api.tenants import Scope
+from holdfast.controller.fleet import Fleet, job_line
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey, JobView, NodeView, SchedulerState
+from holdfast.model.evidence import Remedy
+from holdfast.model.records import IncidentRecord, JobRecord, Observed, slug
 from holdfast.model.wire import encode
 
 FOREIGN = 300
@@ -107,6 +111,19 @@ def test_every_list_shows_what_stands_behind_300_records_of_others(tmp_path: Pat
                 assert [one["jobs"][0]["id"] for one in state["incidents"]] == ["7"]
 
     run(work)
+
+
+def test_an_incident_of_others_too_names_nothing_of_theirs() -> None:
+    """Neither in sentences nor in the records of what was observed."""
+    fleet = Fleet()
+    fleet.jobs[str(KEY)] = job_line(JobRecord(key=KEY, view=the_job(), since=0.0))
+    incident = IncidentRecord("i1", 5.0, jobs=[KEY, OTHER], nodes=["n5"], would=["n5 would have been quarantined"])
+    incident.observed = [Observed("node:n5", Remedy.QUARANTINE), Observed(slug(OTHER), Remedy.REQUEUE)]
+    (seen,) = Scope(Identity("mei", Role.VIEWER, sees=("user:mei",)), fleet).incidents([incident])
+    text = encode(seen).decode()
+    assert seen.jobs == [KEY]
+    assert "n5" not in text
+    assert slug(OTHER) not in text
 
 
 def test_events_wait_for_one_of_the_scope(tmp_path: Path) -> None:

@@ -93,6 +93,21 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "        restart.keep_off_bad(turn, job)\n",
         "",
     ),
+    "a queued job may start on a node that the brake holds back later": (
+        "decide/nodes.py",
+        "        turn.unfenced.append(node.name)\n",
+        "        pass\n",
+    ),
+    "a node that could not be quarantined is forgotten": (
+        "decide/nodes.py",
+        "    node_record.fence_failed(turn, node)\n",
+        "",
+    ),
+    "what observe kept from a node counts for its job": (
+        "model/records.py",
+        "one.about == about and remedy",
+        "remedy",
+    ),
     "a restart that waits for approval leaves one bad node of two": (
         "decide/recovery.py",
         "    if incident is not None and asked:",
