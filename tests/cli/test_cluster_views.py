@@ -161,6 +161,7 @@ def test_what_rests_on_one_reporters_word_is_listed(holdfast: Holdfast, tmp_path
     path = make(tmp_path / "journal.db", Touched(brakes=[brake], orders=[waits]))
     out = " ".join(holdfast("brakes", "--journal", path).out.split())
     assert "launcher:7 n[1-2] 1 c7.1" in out
+    assert "gpu not tripped 8" in out  # "open" would be the opposite: the policy says that a brake closes again
     shown = " ".join(holdfast("orders", "--journal", path).out.split())
     assert "against it" in shown
     assert "2 approvals" in shown

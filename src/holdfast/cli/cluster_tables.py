@@ -240,7 +240,7 @@ def brakes_view(brakes: Sequence[BrakeRecord], at: float) -> list[RenderableType
     """A row for each group, and one for each reporter on whose word alone something rests there."""
 
     def row(brake: BrakeRecord) -> Iterable[screen.Cell]:
-        state = f"tripped {screen.age(brake.tripped_at, at)} ago" if brake.tripped_at else "open"
+        state = f"tripped {screen.age(brake.tripped_at, at)} ago" if brake.tripped_at else "not tripped"
         return (
             screen.clean(brake.group) or "all",
             state,
