@@ -235,7 +235,7 @@ def test_what_lies_where_the_socket_goes_is_left_as_it_is(tmp_path: Path, what: 
         """No request comes."""
 
     async def work() -> None:
-        with pytest.raises(RefusedError, match="is no socket, so it is not the controller's: remove it"):
+        with pytest.raises(RefusedError, match=f"is {what}, not a controller's socket: name the socket"):
             await api_door.LocalDoor(nothing, path).open()
 
     run(work)

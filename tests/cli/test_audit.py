@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from holdfast.adapters.journal import open_journal
 from holdfast.api.auth import ensure_tokens
 from holdfast.cli.main import app
+from holdfast.errors import UsageError
 from holdfast.model.audit import Head, chained
 from holdfast.model.events import AnyEvent, Command, FindingSeen, OperatorCommand
 from holdfast.model.evidence import Finding, Place
@@ -173,6 +174,15 @@ def test_exported_files_follow_one_another(folder: Path, tmp_path: Path):
 def changed(path: Path) -> Path:
     path.write_text(path.read_text().replace('"name":"ci"', '"name":"cd"'))
     return path
+
+
+def test_a_journal_that_is_not_there_proves_nothing(tmp_path: Path):
+    """It ends with 2, as a missing file does: 1 is the word for a chain that is broken."""
+    (tmp_path / "empty").mkdir()
+    for where in (("--dir", str(tmp_path / "empty")), ("--journal", str(tmp_path / "absent.db"))):
+        with pytest.raises(UsageError, match=r"there is no journal .*, so nothing is proven") as refused:
+            call("audit", "verify", *where)
+        assert refused.value.exit_code == 2
 
 
 def test_old_events_go_and_the_chain_stays(folder: Path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from journal_with_history import NOW, make
+from msgspec.structs import replace
 
 from conftest import Holdfast
 from holdfast.model.cluster import NodeView
@@ -161,10 +162,32 @@ def test_what_rests_on_one_reporters_word_is_listed(holdfast: Holdfast, tmp_path
     path = make(tmp_path / "journal.db", Touched(brakes=[brake], orders=[waits]))
     out = " ".join(holdfast("brakes", "--journal", path).out.split())
     assert "launcher:7 n[1-2] 1 c7.1" in out
+    assert "gpu not tripped 8" in out  # "open" would be the opposite: the policy says that a brake closes again
     shown = " ".join(holdfast("orders", "--journal", path).out.split())
     assert "against it" in shown
     assert "2 approvals" in shown
     assert "(mei)" in shown
+
+
+def test_an_order_that_all_have_approved_asks_nobody(holdfast: Holdfast, tmp_path: Path) -> None:
+    """Its row has who approved and that the brake holds it; the call to approve stands only where one is missing."""
+    given = [Approval("root", f"{name} 3f0c2a9b1d4e", NOW) for name in ("mei", "ann")]
+    waits = OrderRecord(
+        QuarantineNode(id="c7.1", cause=7, node="n3", why="gpu.broken"), OrderStatus.PROPOSED, NOW,
+        waits_for="the brake of its group holds it back until that closes", approvals_needed=2, approvals=given,
+    )  # fmt: skip
+    shown = " ".join(holdfast("orders", "--journal", make(tmp_path / "one.db", Touched(orders=[waits]))).out.split())
+    assert "2 of 2" in shown
+    assert "approvals (mei, " in shown
+    assert "wait for you" not in shown
+    missing = replace(waits, approvals=given[:1])
+    assert "wait for you" in holdfast("orders", "--journal", make(tmp_path / "two.db", Touched(orders=[missing]))).out
+
+
+def test_a_reporter_on_whose_word_nothing_rests_has_no_row(holdfast: Holdfast, tmp_path: Path) -> None:
+    """Its last order was withdrawn, or the window is over: the record is empty, and so is the page's second part."""
+    brake = BrakeRecord("gpu", nodes=8, reporters={"launcher:7": Rested()})
+    assert "launcher" not in holdfast("brakes", "--journal", make(tmp_path / "x.db", Touched(brakes=[brake]))).out
 
 
 def test_orders_that_wait_are_listed_behind_any_number_of_newer_ones(holdfast: Holdfast, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_tokens_decide(holdfast: Holdfast, live: Live, monkeypatch: pytest.Monke
     before = len(events())
     ran = holdfast("node", "drain", "node01", "--why", "test", "--url", live.url)
     assert ran.code == 77
-    assert "'ann' is a viewer's" in ran.sentence
+    assert "'ann' has a viewer's rights" in ran.sentence
     assert len(events()) == before
 
 

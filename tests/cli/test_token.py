@@ -57,6 +57,16 @@ def test_what_is_said_of_a_new_token_ends_that_one_alone(folder: Path):
     assert [one["id"] for one in json.loads(call("list", "--json", *where))["tokens"]][2:] == ids[:1]
 
 
+def test_an_id_is_never_broken_over_lines(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """`revoke` takes the ID as it stands in the table, also on a terminal of 80 columns with every column in use."""
+    monkeypatch.setenv("COLUMNS", "80")
+    where = ("--dir", str(folder))
+    call("create", "scoped-reader", "--role", "viewer", "--sees", "project:language-models", *where)
+    call("create", "node07", "--role", "agent", "--only", "agent:node07", "--expires", "30d", *where)
+    shown = call("list", *where)
+    assert [one["id"] for one in json.loads(call("list", "--json", *where))["tokens"] if one["id"] not in shown] == []
+
+
 def test_roles_are_named_with_their_article():
     """As sentences of refusal name whose a token is."""
     assert [role.one for role in Role] == ["a viewer", "an owner", "an agent", "an operator"]

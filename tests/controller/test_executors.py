@@ -179,6 +179,21 @@ def test_a_repair_is_asked_before_the_orchestrator():
     run_virtual(work())
 
 
+def test_a_repair_that_the_site_has_no_way_for_says_where_to_name_one(monkeypatch: pytest.MonkeyPatch):
+    """Slurm without a program that replaces: the node is handed to a person, who reads what is missing."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        monkeypatch.setattr(house.world, "can", lambda _order: False)
+        async with running(house.controller()) as controller:
+            await controller.submit(finding("order:replace_node", "a"))
+            await until(lambda: not house.engines[-1].state.pending)
+            [failed] = await outcomes(controller)
+            assert "nothing here can carry out replace_node: name a program for it under [repair]" in failed.why
+
+    run_virtual(work())
+
+
 def test_an_order_that_nobody_can_do_fails_with_that_reason():
     """No adapter and no mailbox: the engine hears it at once."""
 

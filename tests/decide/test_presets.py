@@ -323,6 +323,17 @@ def test_parallelcluster_a_crash_stops():
     assert play.state is JobState.GIVEN_UP
 
 
+def test_a_policy_that_the_site_does_not_have_is_named_to_the_owner_once():
+    """The job runs under the site's policy; its owner would learn of the slip at the first fault only."""
+    play = Play(parse_policy("", "site.toml", packaged_presets())).nodes()
+    orders = play.job(recovery=RecoverySpec(policy="hyperpod-slrm"))
+    orders += play.job(recovery=RecoverySpec(policy="hyperpod-slrm"), reason="x")
+    (notice,) = [order for order in orders if isinstance(order, o.Notify)]
+    assert notice.text == (
+        "policy 'hyperpod-slrm' is not known here, so the site's holds; did you mean \"hyperpod-slurm\"?."
+    )
+
+
 def test_a_job_may_ask_for_a_preset_by_name():
     """`policy = "hyperpod-slurm"` in the job's own words, on a site with another policy."""
     site = parse_policy("[brake]\nmax_percent = 100\nmax_nodes = 9\n", "site.toml", packaged_presets())

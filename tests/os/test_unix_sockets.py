@@ -62,9 +62,10 @@ def test_a_place_is_its_owners_alone(tmp_path: Path):
     with pytest.raises(RefusedError, match=re.escape(f"could be exchanged by others: chmod go-w {tmp_path}")):
         check_place(path)
     tmp_path.chmod(0o700)
-    for plant in (path.touch, lambda: path.symlink_to(tmp_path / "elsewhere")):
+    for what, plant in (("a file", path.touch), ("a link", lambda: path.symlink_to(tmp_path / "elsewhere"))):
         plant()
-        with pytest.raises(RefusedError, match="is no socket, so it is not the controller's: remove it"):
+        said = f"{path} is {what}, not a controller's socket: name the socket, or remove what lies in its place"
+        with pytest.raises(RefusedError, match=re.escape(said)):
             check_place(path)
         path.unlink()
     with pytest.raises(LinkError, match="No such file"):

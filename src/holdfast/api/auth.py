@@ -390,7 +390,7 @@ def needs(role: Role) -> Guard:
         connection.app.state.limits.check(connection, identity)
         if not identity.may(role):
             raise PermissionDeniedException(
-                f"the token of {identity.name!r} is {identity.role.one}'s; this needs {role.one}'s"
+                f"{identity.name!r} has {identity.role.one}'s rights; this needs {role.one}'s"
             )
         check_scope(identity, handler)
         if role is Role.VIEWER:
@@ -408,7 +408,7 @@ def check_scope(identity: Identity, handler: BaseRouteHandler) -> None:
     """
     if identity.sees and not SCOPED.items() <= handler.opt.items():
         raise PermissionDeniedException(
-            f"the token of {identity.name!r} sees {', '.join(identity.sees)}; this is about the whole cluster"
+            f"{identity.name!r} sees {', '.join(identity.sees)} alone; this is about the whole cluster"
         )
 
 

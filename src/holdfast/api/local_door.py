@@ -175,6 +175,8 @@ async def local_identity(connection: ASGIConnection[Any, Any, Any, Any]) -> Iden
     if is_operator(peer.uid):
         name = peer.user or f"uid:{peer.uid}"  # in a container nobody may have named it
         return Identity(name, Role.OPERATOR, id=f"user:{name}")
+    if peer.uid == OVERFLOW_UID:
+        raise RefusedError(f"uid {OVERFLOW_UID} stands for users of other namespaces, too: come as another user")
     if not peer.user:
         raise RefusedError(f"the controller's machine knows no user with uid {peer.uid}")
     return await identity_of(connection.app.state.controller, peer.user, connection.headers.get(SOURCE_HEADER, ""))

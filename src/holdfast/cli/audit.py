@@ -19,7 +19,7 @@ from holdfast.cli.answer import Answer, answering, group
 from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption, DirOption, JournalOption, OptionSet
 from holdfast.cli.records import open_journal_file
-from holdfast.errors import UsageError
+from holdfast.errors import NotFoundError, UsageError
 from holdfast.model.audit import ChainError, Head, read_head, verified
 from holdfast.wiring.settings import cluster_folder
 
@@ -75,6 +75,8 @@ def verify(
         else:
             found = _read(at, chain.check)
             first, _ = _read(at, lambda connection: _followed(chain.lines(connection), noted))
+    except NotFoundError as error:
+        raise UsageError(f"{error}, so nothing is proven") from error
     except ChainError as error:
         said = str(error)
         return Answer(lambda: form(ok=False, wrong=said), lambda: [f"broken: {said}"], exit_code=1)

@@ -240,7 +240,7 @@ def brakes_view(brakes: Sequence[BrakeRecord], at: float) -> list[RenderableType
     """A row for each group, and one for each reporter on whose word alone something rests there."""
 
     def row(brake: BrakeRecord) -> Iterable[screen.Cell]:
-        state = f"tripped {screen.age(brake.tripped_at, at)} ago" if brake.tripped_at else "open"
+        state = f"tripped {screen.age(brake.tripped_at, at)} ago" if brake.tripped_at else "not tripped"
         return (
             screen.clean(brake.group) or "all",
             state,
@@ -252,7 +252,12 @@ def brakes_view(brakes: Sequence[BrakeRecord], at: float) -> list[RenderableType
     parts: list[RenderableType] = [
         screen.table("group", "brake", "nodes", "quarantined lately", "waiting", rows=map(row, brakes))
     ]
-    rested = [(brake.group, name, one) for brake in brakes for name, one in sorted(brake.reporters.items())]
+    rested = [
+        (brake.group, name, one)
+        for brake in brakes
+        for name, one in sorted(brake.reporters.items())
+        if one.nodes or one.requeues or one.held
+    ]
     if rested:
         rows = (
             (screen.clean(group) or "all", screen.clean(name), screen.fold(sorted(one.nodes)), len(one.requeues),
@@ -446,9 +451,10 @@ def orders_table(orders: Sequence[OrderRecord], at: float, *, title: str = "") -
 
     def row(record: OrderRecord) -> Iterable[screen.Cell]:
         order, status = record.order, screen.state(record.status)
-        if record.status is OrderStatus.PROPOSED and record.expires_at:
-            left = record.expires_at - at
-            status.append(f", lapses in {screen.span(left)}" if left > 0 else ", lapsed", style="dim")
+        if record.status is OrderStatus.PROPOSED:
+            if record.expires_at:
+                left = record.expires_at - at
+                status.append(f", lapses in {screen.span(left)}" if left > 0 else ", lapsed", style="dim")
             if record.approvals_needed > 1:
                 names = screen.clean(", ".join(known.by.partition(" ")[0] or known.who for known in record.approvals))
                 done = f", {len(record.approvals)} of {record.approvals_needed} approvals"

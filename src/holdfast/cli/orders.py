@@ -36,7 +36,7 @@ def orders(
     if not every:
         found = sorted(for_people(found), key=lambda record: WAITING.index(record.status))[:limit]
     none = "No orders." if every else "No orders wait. `holdfast orders --all` lists those that are over."
-    proposed = any(record.status is OrderStatus.PROPOSED for record in found)
+    proposed = any(record.status is OrderStatus.PROPOSED and not record.is_approved for record in found)
     hint = Text("Proposed orders wait for you: holdfast approve ID, holdfast reject ID --why TEXT")
     return Answer(
         lambda: json_forms.form(orders=[json_forms.order_form(record) for record in found]),

@@ -143,7 +143,7 @@ def list_tokens(
     now = time.time()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("id", "name", "role", "only", "sees", "made", "by", "ends"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "id")
     for line in lines:
         who = line.identity
         ends = "never" if not who.until else "over" if who.until <= now else _day(who.until)

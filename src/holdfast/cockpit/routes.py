@@ -362,7 +362,7 @@ def _on_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any
         status, said = error.status_code, error.detail or "that did not work"
     elif isinstance(error, HoldfastError):
         status, said = _STATUS.get(type(error), 400), str(error)
-    values = {"status": status, "said": said, "asset": files.address, "version": __version__}
+    values = {"status": status, "said": said, "path": request.url.path, "asset": files.address, "version": __version__}
     return Response(rendering.whole("error.html", values), media_type=HTML, status_code=status, headers=HEADERS)
 
 

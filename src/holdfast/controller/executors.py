@@ -190,7 +190,9 @@ class Executors:
         """Hand the order to a launcher or agent; it is the receiver that reports the outcome."""
         address = address_of(order)
         if not address:
-            raise PermanentOrderError(f"nothing here can carry out {kind_of(order)}")
+            is_repair = isinstance(order, o.ResetGpu | o.RebootNode | o.ReplaceNode)
+            way = ": name a program for it under [repair] of the controller's holdfast.toml" if is_repair else ""
+            raise PermanentOrderError(f"nothing here can carry out {kind_of(order)}{way}")
         await self.acts.gate()
         settled = self._mailboxes.put(address, order)
         limit_s = self._limit(order)

@@ -109,8 +109,11 @@ def check_place(path: Path) -> int:
     if owner >= USERS_FROM and owner != os.geteuid() and not is_given:
         raise RefusedError(f"the socket {path} lies in a folder of another user (uid {owner}): name a controller's own")
     if there is not None and not (stat.S_ISSOCK(there.st_mode) and there.st_uid in {0, owner}):
-        what = f"uid {there.st_uid}'s socket" if stat.S_ISSOCK(there.st_mode) else "no socket"
-        raise RefusedError(f"{path} is {what}, so it is not the controller's: remove it")
+        kinds = {stat.S_IFSOCK: f"uid {there.st_uid}'s socket", stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}
+        what = kinds.get(stat.S_IFMT(there.st_mode), "a file")
+        raise RefusedError(
+            f"{path} is {what}, not a controller's socket: name the socket, or remove what lies in its place"
+        )
     return owner
 
 

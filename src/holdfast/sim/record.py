@@ -174,5 +174,5 @@ class SimResult(History, kw_only=True):
         return self.disk.entries()
 
     def journal(self) -> bytes:
-        """The canonical journal, as `holdfast export` writes it."""
+        """The canonical journal: a line of JSON for each event with its orders."""
         return b"".join(self.disk.lines())

@@ -62,6 +62,20 @@ def test_memory_outlives_the_controller_and_a_torn_line(tmp_path: Path) -> None:
     assert again.seen(replace(FIRST, restart_count=2)).generation == 1
 
 
+def test_other_users_may_not_read_whose_jobs_there_were(tmp_path: Path) -> None:
+    """Slurm may hide jobs (PrivateData); the file names users and scripts, new, after an update, and compacted."""
+    path = tmp_path / FILE
+    Memory(tmp_path).seen(FIRST)
+    assert oct(path.stat().st_mode)[-3:] == "600"
+    path.chmod(0o644)
+    Memory(tmp_path)
+    assert oct(path.stat().st_mode)[-3:] == "600"
+    path.write_bytes(path.read_bytes() * 2000)
+    Memory(tmp_path)
+    assert len(path.read_bytes().splitlines()) == 1
+    assert oct(path.stat().st_mode)[-3:] == "600"
+
+
 def test_a_start_in_the_second_of_the_kill_was_refused() -> None:
     """FAILED with code 1 within a second, right after our own kill; anything else is the program's own failure."""
     memory = Memory()

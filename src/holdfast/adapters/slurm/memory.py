@@ -10,6 +10,7 @@ appended; read whole at the start, newest last. Times are Unix seconds.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,8 @@ from holdfast.os.files import write_whole
 KEPT_MAX = 50_000
 """Jobs remembered; the oldest are forgotten first."""
 FILE = "slurm-jobs.jsonl"
+MODE = 0o600
+"""Of the file: Slurm may hide users and scripts from each other (PrivateData)."""
 OUT_OF_SERVICE = frozenset(
     {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE", "MAINT"}
     | {"REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN"}
@@ -121,6 +124,7 @@ class Memory:
     def _load(self, path: Path) -> None:
         decoder = msgspec.json.Decoder(_Line)
         try:
+            path.chmod(MODE)  # of a version that left it open to all
             raw = path.read_bytes().splitlines()
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
@@ -144,14 +148,14 @@ class Memory:
         if self._path is None or self._lines <= 2 * (len(self.jobs) + len(self.nodes)) + 1000:
             return
         lines = [_Line(job=job) for job in self.jobs.values()] + [_Line(node=node) for node in self.nodes.values()]
-        write_whole(self._path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        write_whole(self._path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), mode=MODE)
         self._lines = len(lines)
 
     def _write(self, line: _Line) -> None:
         if self._path is None:
             return
         try:
-            with self._path.open("ab") as file:
+            with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE), "ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
             # The rules above come to the same answers from a fresh look, but for ids that are used again.

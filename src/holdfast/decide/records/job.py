@@ -17,6 +17,7 @@ from holdfast.model.cluster import JobView
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.records import AttemptRecord, Broke, JobRecord, JobTrigger
+from holdfast.model.toml_lines import did_you_mean
 
 ATTEMPTS_MAX = 64
 NODES_KEPT = 3
@@ -38,13 +39,14 @@ def create(turn: Turn, view: JobView) -> JobRecord:
     if turn.in_allocation:
         turn.claim(job, machine.Claim.ATTACHED)
     turn.changes.add(job)
-    _warn(turn, job, ())
+    _warn(turn, job, None)
     return job
 
 
-def _warn(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
+def _warn(turn: Turn, job: JobRecord, old: JobView | None) -> None:
     """Its owner meant something that is not understood: said once, or nobody learns of it before it is needed."""
-    for words in job.view.warnings:
+    known = _slips(turn, old) if old is not None else []
+    for words in _slips(turn, job.view):
         if words not in known:
             turn.tell(job, f"{words[0].upper()}{words[1:]}.")
             # One matter for all jobs of a user: each of them may be submitted with another slip.
@@ -53,11 +55,19 @@ def _warn(turn: Turn, job: JobRecord, known: tuple[str, ...]) -> None:
             turn.notify(topic, Severity.WARNING, title, f"{words}.", job=job.key)
 
 
+def _slips(turn: Turn, view: JobView) -> list[str]:
+    """What the adapter did not understand, and a policy of a name that this site does not have."""
+    asked, names = view.recovery.policy if view.recovery is not None else "", turn.policies.named
+    if not asked or asked in names or turn.in_allocation:
+        return list(view.warnings)
+    return [*view.warnings, f"policy '{asked}' is not known here, so the site's holds{did_you_mean(asked, names)}"]
+
+
 def seen(turn: Turn, job: JobRecord, view: JobView) -> list[str]:
     """Keep what is said of it now. Returns the nodes that it has left, sorted."""
     old, job.view = job.view, view
     turn.changes.add(job)
-    _warn(turn, job, old.warnings)
+    _warn(turn, job, old)
     return turn.index.occupied(job.about, old, view)
 
 
