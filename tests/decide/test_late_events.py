@@ -10,6 +10,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, JobView, SchedulerState
 from holdfast.model.evidence import Domain, EvidenceKind, Remedy, Role
+from holdfast.model.policy import Mode
 from holdfast.model.records import Authority, JobState, NodeState
 
 S = SchedulerState
@@ -145,6 +146,27 @@ def test_a_crash_heard_of_before_the_start_of_an_implied_attempt_is_charged_once
     play.restart_in_place()
     assert play.state is JobState.PROVING
     assert play.j.in_place == 1
+
+
+def asked(play: Play) -> list[str]:
+    """Orders that wait for people."""
+    return kinds([record.order for record in play.engine.proposed_orders()])
+
+
+def test_a_start_without_the_bad_node_ends_what_was_asked_because_of_it():
+    """Found by seed 1102960395: its launcher had heard of the fault, too, and chose others. Their trouble is another."""
+    play = Play(modes={Remedy.REQUEUE: Mode.ADVISE})
+    play.nodes()
+    play.job()
+    play.attach()
+    play.xid("n2", 95)
+    about_n2 = play.incident.id
+    assert asked(play) == ["RequeueHeld"]
+    play.start(nodes=("n1", "n3", "n4"))
+    assert asked(play) == []
+    assert play.state is JobState.PROVING
+    play.crash()
+    assert [i.findings[0].rule for i in play.engine.open_incidents() if i.id != about_n2] == ["exit.signal.11"]
 
 
 def test_a_person_who_holds_a_job_before_our_release_is_answered_keeps_it_held(play):

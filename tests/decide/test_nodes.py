@@ -51,6 +51,17 @@ def test_an_admin_who_resumes_our_drain_ends_our_order(idle):
     assert idle.engine.open_incidents() == []
 
 
+def test_an_admin_who_reboots_a_retired_node_and_resumes_it_takes_it_back(idle):
+    """Found by seed 1102960467: both are seen in one look. Its next fault has it fenced again."""
+    drained(idle)
+    idle.fail(o.ReplaceNode)
+    assert idle.ns() is NodeState.RETIRED
+    idle.node("n2", drained=True, drain_reason="[holdfast] Xid 74")
+    idle.node("n2", drained=False, drain_reason="", boot_id="other")
+    assert idle.ns() is NodeState.HEALTHY
+    assert kinds(idle.xid("n2", 95)) == ["QuarantineNode"]
+
+
 def test_an_admin_who_resumes_our_drain_before_its_outcome_is_told_ends_the_order_too(idle):
     """Found by seed 12951: the command hung, its effect was seen and lifted by a person, and its retry drained anew."""
     idle.xid("n2")
@@ -701,3 +712,12 @@ def test_a_node_is_unheard_until_its_agent_speaks(idle):
     assert (node.state, node.heard, node.shown) == (NodeState.HEALTHY, False, "unheard")
     idle.do(e.AgentAttached, node="n2", boot_id="b-n2", instance_id="m-n2")
     assert (node.state, node.heard, node.shown) == (NodeState.HEALTHY, True, "healthy")
+
+
+def test_a_broken_part_stays_the_cause_whatever_fails_on_an_idle_node_later():
+    """Found by seed 7200093: where policy observes, its incident stays open; a port's failure explains no older Xid."""
+    play = Play(mode="observe").nodes()
+    play.xid("n2", 95)
+    play.now += 4000.0
+    play.finding("check.fabric_port_down", node="n2", domain=Domain.NETWORK, remedy=Remedy.QUARANTINE)
+    assert play.incident.diagnosis.cause == "nvidia.xid.95"

@@ -44,8 +44,13 @@ class World:
     async def nodes(self):
         return self.node_records
 
-    async def incidents(self, **_):
-        return self.found[::-1]
+    async def incidents(self, *, incident="", job="", node="", limit=1000):
+        fits = (
+            one
+            for one in reversed(self.found)
+            if incident in {"", one.id} and (not job or job in map(str, one.jobs)) and (not node or node in one.nodes)
+        )
+        return list(fits)[:limit]
 
     async def orders(self, **_):
         return self.orders_given

@@ -189,12 +189,25 @@ def test_a_controller_that_is_away_for_a_while_is_asked_again(site, world):
     real = world.incidents
     failures = iter([True] * 3)
 
-    async def incidents(**_):
+    async def incidents(**where):
         if next(failures, False):
             raise LinkError("connection refused")
-        return await real()
+        return await real(**where)
 
     world.incidents = incidents
+    assert drill(KILL, site, world).passed
+
+
+def test_the_incident_is_found_among_very_many_of_other_jobs(site, world):
+    """A large cluster has hundreds of newer ones within the drill's minutes."""
+    tell = world.recover
+
+    def recover(fault):
+        tell(fault)
+        at = world.found[0].opened_at
+        world.found += [IncidentRecord(id=f"other{n}", opened_at=at + n, nodes=["node09"]) for n in range(300)]
+
+    world.recover = recover
     assert drill(KILL, site, world).passed
 
 

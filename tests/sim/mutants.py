@@ -159,12 +159,11 @@ def _partial_exclusion() -> contextlib.AbstractContextManager[object]:
 
 
 def _findings_dropped_while_held() -> contextlib.AbstractContextManager[object]:
-    """What is told of a job that is held in the queue is not heard."""
+    """While a job is held in the queue, no finding is heard: of that job's nodes or of others."""
     real = engine._HANDLERS[e.FindingSeen]
 
     def seen(turn: Turn, event: e.FindingSeen) -> None:
-        job = turn.job(event.finding.job) if event.finding.job is not None else None
-        if job is None or job.state is not JobState.HELD:
+        if not any(job.state is JobState.HELD for job in turn.state.jobs.values()):
             real(turn, event)
 
     return patch.dict(engine._HANDLERS, {e.FindingSeen: seen})

@@ -23,7 +23,7 @@ FOUND_BY = {
     "incident never closed": 0,
     "wrong cause in the story": 29,
     "partial exclusion": 30_003,
-    "findings dropped while held": 30_143,
+    "findings dropped while held": 30_005,
     "failed checks return the node": 30_007,
     "a person's hold ignored": 30_003,
     "a hold in the queue ignored": 30_002,

@@ -183,6 +183,7 @@ class Fleet:
         """Newest event that is folded in."""
         self.nodes: dict[str, NodeLine] = {}
         self.jobs: dict[str, JobLine] = {}
+        """By `str(JobKey)`: a controller has one cluster (`docs/scale.md`), so that an id needs none."""
         self.incidents: dict[str, IncidentLine] = {}
         """Oldest first."""
         self.brakes: dict[str, r.BrakeRecord] = {}

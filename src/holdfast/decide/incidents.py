@@ -201,6 +201,7 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         ranks=ranks_by_node(attempt) if attempt is not None else {},
         progress_at=progress_at if progress_at < first_said(incident, 0.0) else 0.0,
         ended_at=attempt.ended_at if attempt is not None else 0.0,
+        no_job=job is None,
     )
     made = diagnose(_last_seen(incident.findings), context)
     if made.cause != "unknown":

@@ -6,6 +6,8 @@ record. How time passes: `lapse:SLUG` bounds how long a launcher that went silen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from holdfast.decide import findings, incidents, ladder, recovery, repair, restart
@@ -580,8 +582,9 @@ def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: Att
     record = job.attempts[-1]
     if job.over:
         return
-    if implied_one is not None and implied_one.incident in turn.state.incidents:
-        job_record.ends_by(job, implied_one.incident)  # its fault was heard of before its start: this is no restart
+    known = turn.state.incidents.get(implied_one.incident) if implied_one is not None else None
+    if known is not None and not _is_left(known, event.nodes):
+        job_record.ends_by(job, known.id)  # its fault was heard of before its start: this is no restart
         return
     if turn.orders.under_way(job.about, o.RequeueHeld):
         job_record.ends_by(job, job.incident)  # it will be stopped by the requeue that is under way
@@ -602,6 +605,11 @@ def _begun(turn: Turn, job: JobRecord, event: e.AttemptStarted, implied_one: Att
         return
     _released_while_settling(turn, job)
     started(turn, job, event.at)
+
+
+def _is_left(incident: IncidentRecord, nodes: Sequence[str]) -> bool:
+    """Did the launcher, which heard of it first, start on other nodes than those that the incident is about?"""
+    return bool(incident.nodes and nodes) and not set(incident.nodes) & set(nodes)
 
 
 def _is_implied(job: JobRecord, event: e.AttemptStarted) -> bool:

@@ -124,7 +124,8 @@ def _whose_drain(turn: Turn, node: NodeRecord, old: NodeView, *, same_machine: b
             _found_drained(turn, node)  # a quarantine that was taken back took effect after all
     elif old.drained:
         if node.drained_by_us:
-            taken_back = same_machine and not _being_returned(turn, node)
+            # What is retired is brought back by people alone, who may have rebooted it for that.
+            taken_back = (same_machine or node.phase is NodeState.RETIRED) and not _being_returned(turn, node)
         else:
             taken_back = _ends_the_case(turn, node, old)
         if taken_back:

@@ -29,7 +29,7 @@ from holdfast.model.records import JOB_ENDED, IncidentRecord, JobRecord, JobStat
 
 _LOOK_S = 0.5
 _INCIDENTS, _ORDERS = 200, 500
-"""So many of the newest are looked at."""
+"""So many of the newest are looked at: incidents of the drill's job and node, orders of the cluster."""
 _UNDO_S = 30.0
 
 
@@ -158,8 +158,8 @@ class _Drill:
         """An incident that people were only told of stays open while its attempt lasts, and is in nobody's way."""
         if not job.incident:
             return ""
-        found = next((i for i in await self.site.eyes.incidents(limit=_INCIDENTS) if i.id == job.incident), None)
-        is_told_only = found is not None and found.outcome == "observed"
+        found = await self.site.eyes.incidents(incident=job.incident)
+        is_told_only = any(one.outcome == "observed" for one in found)
         return "" if is_told_only else f"incident {job.incident} is open"
 
     async def _unsteady_nodes(self, job: JobRecord) -> str:
@@ -223,9 +223,11 @@ class _Drill:
             job = await eyes.job(self.site.job)
             self._read_along(job)
             node = seen.fired.node if seen.fired else ""
-            newest = await eyes.incidents(limit=_INCIDENTS)
-            mine = [one for one in newest if _concerns(one, start, self.site.job, node, self.drill_id)]
-            seen.incidents = sorted(mine, key=lambda incident: incident.opened_at)
+            newest = await eyes.incidents(job=str(self.site.job), limit=_INCIDENTS)
+            if node:
+                newest += await eyes.incidents(node=node, limit=_INCIDENTS)
+            mine = {one.id: one for one in newest if _concerns(one, start, self.site.job, node, self.drill_id)}
+            seen.incidents = sorted(mine.values(), key=lambda incident: incident.opened_at)
             seen.orders = [
                 record
                 for record in await eyes.orders(limit=_ORDERS)
