@@ -129,6 +129,10 @@ def test_the_third_node_is_held_back():
     assert play.ns("n3") is NodeState.SUSPECT
     assert play.engine.state.brakes["gpu"].waiting == ["n3", "n4"]
     assert play.notices().count("Quarantine brake tripped for gpu") == 1
+    (told,) = [one for one in play.all if isinstance(one, o.Notify) and "brake tripped" in one.title]
+    assert "closes by itself, in 60 min at the earliest" in told.text, (
+        "its window of an hour is full, so calm is not enough"
+    )
 
 
 def test_a_tripped_brake_does_not_stop_repairs_returns_and_restarts():

@@ -611,10 +611,11 @@ def _held_back(turn: Turn, node: NodeRecord, incident: IncidentRecord, group: st
         turn.timers.start(timer, node_record.next_brake_look(policy.brake, record, turn.now))
     turn.tell_all(incident, node, "not quarantined: the brake of its group holds it back.")
     taken, window = record.quarantined, story.seconds(policy.brake.window_s)
+    closes = story.seconds(node_record.next_brake_look(policy.brake, record, turn.now))
     title = f"Quarantine brake tripped for {group or 'the cluster'}"
     text = (
         f"{len(taken)} of {record.nodes} nodes were quarantined within {window}. Repairs, returns and restarts of jobs "
-        f"go on. It closes by itself after {story.seconds(policy.brake.calm_s)} of calm, or by hand."
+        f"go on. It closes by itself, in {closes} at the earliest, or by hand."
     )
     if node.name in taken:
         title = f"{node.name} is not quarantined again"

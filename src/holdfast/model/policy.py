@@ -140,7 +140,7 @@ class Brake(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_percent: Annotated[float, Meta(ge=0, le=100)] = 25.0
     window_s: Seconds = 3600.0
     calm_s: Seconds = 600.0
-    """Without a new wish to quarantine for this long the brake closes again by itself."""
+    """Without a new wish to quarantine for this long the brake closes again by itself, once its window has room."""
 
 
 class HangRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
