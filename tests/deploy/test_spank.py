@@ -22,10 +22,14 @@ PLUGIN = REPOSITORY / "deploy" / "slurm" / "spank"
 PROGRAM = f'#!/bin/sh\nPYTHONPATH={REPOSITORY}/src exec {sys.executable} -m holdfast "$@"\n'
 SLURM = Path(shutil.which("srun") or "/usr/bin/srun").parents[1]
 LIMIT_S = 90.0
-# Task 1 of the first attempt kills itself.
+# Task 1 of the first attempt kills itself once the job's file shows what both have printed: srun drops what a dying step
+# has not sent yet.
 TASK = """#!/bin/bash
 echo "task $SLURM_PROCID attempt ${HOLDFAST_ATTEMPT-none}"
-[ "$SLURM_PROCID$HOLDFAST_ATTEMPT" = 10 ] && kill -9 $$
+if [ "$SLURM_PROCID$HOLDFAST_ATTEMPT" = 10 ]; then
+    until [ "$(grep -c "^task [01] attempt 0" "${0%/*}/out")" = 2 ] || [ "$SECONDS" -gt 60 ]; do sleep 0.05; done
+    kill -9 $$
+fi
 exit 0
 """
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from holdfast.os.tls import PLAIN_HTTP
 from slurm_keeper import Kept
 
 
@@ -26,7 +27,7 @@ def holdfast(*words: str | Path, kept: Kept | None = None, columns: int = 160, l
     if kept is not None:
         assert kept.client is not None
         argv += ["--url", str(kept.client.base_url)]
-        env["HOLDFAST_TOKEN_FILE"] = f"{kept.folder}/controller/token"
+        env |= {"HOLDFAST_TOKEN_FILE": f"{kept.folder}/controller/token", PLAIN_HTTP: "1"}  # the lab has no TLS
     ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=limit_s)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
