@@ -418,6 +418,28 @@ def test_a_rejection_at_the_brake_is_the_last_word():
     assert kinds(play.say(C.RESET_BRAKE, group="gpu")) == []
 
 
+def test_a_node_that_joins_another_group_leaves_the_brake_with_its_approvals():
+    """The new group's brake lets it: the order is given as it was approved, and none waits for a brake that knows it no more."""
+    play, record = braked()
+    assert kinds(play.node("n2", group="cpu")) == ["QuarantineNode"]
+    assert record.status is OrderStatus.PENDING
+
+
+def test_a_lost_domain_takes_no_approved_order_from_the_brake():
+    """Three nodes of its switch are lost after people approved its quarantine: the order still waits, and is given."""
+    play = Play(mode=Mode.ADVISE).nodes(*[f"n{i}" for i in range(8)], topology="row1/rack2/switch7")
+    play.do(e.NodeGone, node="n2", evidence="connection reset")
+    play.node("n2", alive=False)
+    record = proposed(play)
+    play.engine.state.brakes["gpu"].tripped_at = play.now
+    approve(play, record, "mei a1")
+    for name in ("n3", "n4", "n5"):
+        play.do(e.NodeGone, node=name, evidence="connection reset")
+        play.node(name, alive=False)
+    assert (record.status, record.is_approved) == (OrderStatus.PROPOSED, True)
+    assert record.order.id in [one.id for one in play.say(C.RESET_BRAKE, group="gpu")]
+
+
 def test_tokens_that_hold_no_more_take_their_approvals_along():
     """A withdrawal that names them, as the API sends it when the book changes, counts them out and says why."""
     play = advised()

@@ -88,7 +88,7 @@ def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
         node_record.count_nodes(turn, view.group, 1)
         incident = repair.incident_of(turn, node)
         if waited and incident is not None:
-            quarantine(turn, node, incident, ", ".join(node.findings[:3]))  # the new group's brake decides now
+            _fence_waiting(turn, node, incident)  # the new group's brake decides now
     same_machine = not identity(turn, node, view.boot_id, view.instance_id, down=view.alive is False)
     if view.warnings and view.warnings != old.warnings:
         _warn(turn, node)
@@ -363,7 +363,10 @@ def domain_lost(turn: Turn, incident: IncidentRecord) -> None:
     """What its nodes share has failed: those that wait for the brake need not be fenced."""
     for name in incident.nodes_open:
         node = turn.state.nodes[name]
-        if node.phase is NodeState.SUSPECT and incidents.waits_for_domain(turn, node, incident):
+        approved_by_people = any(one.is_approved for one in turn.orders.about(node.about, o.QuarantineNode))
+        if approved_by_people or node.phase is not NodeState.SUSPECT:
+            continue
+        if incidents.waits_for_domain(turn, node, incident):
             node_record.unbrake(turn, node)
             _wait_for_domain(turn, node, incident)
 
@@ -659,14 +662,22 @@ def _retry(turn: Turn, record: BrakeRecord, names: list[str]) -> None:
         incident = repair.incident_of(turn, node) if node is not None else None
         if node is None or incident is None or node.phase is not NodeState.SUSPECT:
             continue
-        waiting = [one for one in turn.orders.about(node.about, o.QuarantineNode) if one.is_approved]
-        for one in waiting:
-            people = story.listed([known.who for known in one.approvals])
-            turn.orders.approve(one, people)
-            turn.tell(node, f"the brake lets its quarantine go on, which {people} approved.")
-            approved(turn, node, incident)
-        if not waiting:
-            quarantine(turn, node, incident, ", ".join(node.findings[:3]))
+        _fence_waiting(turn, node, incident)
+
+
+def _fence_waiting(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
+    """Its brake lets it go: give what people approved meanwhile, or judge anew."""
+    waiting = [one for one in turn.orders.about(node.about, o.QuarantineNode) if one.is_approved]
+    for one in waiting:
+        if is_braked(turn, one):
+            wait_for_brake(turn, one)
+            continue
+        people = story.listed([known.who for known in one.approvals])
+        turn.orders.approve(one, people)
+        turn.tell(node, f"the brake lets its quarantine go on, which {people} approved.")
+        approved(turn, node, incident)
+    if not waiting:
+        quarantine(turn, node, incident, ", ".join(node.findings[:3]))
 
 
 def cleared(turn: Turn, event: e.FindingCleared) -> None:
