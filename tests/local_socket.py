@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.os.programs import Command, run_blocking
@@ -30,17 +26,6 @@ except OSError as error:
     answer = b"HTTP/1.1 000 " + str(error).encode()
 sys.stdout.buffer.write(answer)
 """
-
-
-@contextlib.contextmanager
-def open_folder() -> Iterator[Path]:
-    """A folder of ours that everybody may enter, as /run/holdfast is."""
-    folder = Path(tempfile.mkdtemp(prefix="hf-"))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def said(uid: int, path: Path, what: str, *, body: str = "", head: str = "") -> tuple[int, str]:

@@ -45,7 +45,7 @@ def need_slurm(*, dbd: bool = False, rest: bool = False, netns: bool = False) ->
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """A folder whose name leaves room for Slurm's sockets, which pytest's `tmp_path` often does not."""
+    """A folder of ours that everybody may enter, whose name leaves room for sockets; pytest's `tmp_path` often does not."""
     folder = Path(tempfile.mkdtemp(prefix="hf-lab-"))
     folder.chmod(0o755)
     try:

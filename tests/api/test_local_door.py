@@ -27,7 +27,8 @@ from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.wire import Beat
 from holdfast.os.unix_sockets import NAME, PATH_BYTES_MAX
-from local_socket import ANN, BOB, open_folder, said
+from local_socket import ANN, BOB, said
+from slurm_fixture import short_folder
 
 JOB = JobKey("test", "8")
 
@@ -35,7 +36,7 @@ JOB = JobKey("test", "8")
 @asynccontextmanager
 async def machine(tmp_path: Path) -> AsyncIterator[tuple[EngineHouse, Path]]:
     """A controller with a socket that every user of the machine may reach."""
-    with open_folder() as folder:
+    with short_folder() as folder:
         async with engine_served(tmp_path, socket=folder / NAME) as house:
             house.world.set_job(job_view(JOB, ("n2",), user="daemon"))
             await until(lambda: "8" in house.server.app.state.fleet.jobs)

@@ -26,7 +26,8 @@ from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError
 from holdfast.os import unix_sockets
 from holdfast.os.unix_sockets import NAME
-from local_socket import ANN, open_folder, said
+from local_socket import ANN, said
+from slurm_fixture import short_folder
 
 ACTOR = "A user of the same machine, at the controller's socket"
 BEAT = '{"source": "%s", "node": "n1", "cluster": "test", "job": "%s", "generation": 1, "boot_id": "b-n1"}'
@@ -166,7 +167,7 @@ def test_no_client_speaks_to_another_users_process(attempt: Attempt) -> None:
     only_root("becomes another user")
     attempt.without(unix_sockets, "check_peer", lambda _peer, _path: None)
     attempt.without(__import__("holdfast.client.http").client.http, "check_peer", lambda _peer, _path: None)
-    with open_folder() as folder, planted(folder / NAME, STRANGER):
+    with short_folder() as folder, planted(folder / NAME, STRANGER):
         if not attempt.is_open:
             with pytest.raises(RefusedError, match=f"a process of another user .uid {STRANGER}. listens"):
                 unix_sockets.address_of(folder / NAME)
@@ -188,7 +189,7 @@ def test_no_client_goes_to_a_planted_socket(attempt: Attempt, stranger: Stranger
 
     attempt.without(tls, "check_place", lambda _path: 0)
     attempt.without(http, "check_peer", lambda _peer, _path: None)
-    with open_folder() as folder, open_folder() as theirs:
+    with short_folder() as folder, short_folder() as theirs:
         stranger.owns(theirs)
         path = theirs / NAME if how == "another user's folder" else folder / NAME
         if how == "a link":
@@ -209,7 +210,7 @@ def test_a_controller_listens_in_no_folder_of_others(attempt: Attempt, tmp_path:
         """No request comes."""
 
     async def work() -> bool:
-        with open_folder() as folder:
+        with short_folder() as folder:
             stranger.owns(folder)
             door = api_door.LocalDoor(nothing, folder / NAME)
             try:

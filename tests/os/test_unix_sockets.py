@@ -21,7 +21,7 @@ from holdfast.os.unix_sockets import (
     socket_address,
     socket_of,
 )
-from local_socket import open_folder
+from slurm_fixture import short_folder
 
 
 def listening(path: Path) -> socket.socket:
@@ -75,7 +75,7 @@ def test_a_place_is_its_owners_alone(tmp_path: Path):
 def test_a_service_may_listen_and_another_user_only_where_root_has_placed_them():
     """A service's number below 1000 counts; a user's folder in /tmp does not, where anybody may place one."""
     only_root("gives folders away")
-    with open_folder() as folder:
+    with short_folder() as folder:
         os.chown(folder, 999, 999)
         assert check_place(folder / NAME) == 999
         os.chown(folder, STRANGER, STRANGER)

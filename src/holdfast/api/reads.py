@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ from holdfast.model.wire import kind_of
 from holdfast.ports import Entry, Journal
 
 T = TypeVar("T")
+R = TypeVar("R", IncidentRecord, OrderRecord)
 
 
 class Page(Struct, Generic[T], frozen=True):
@@ -70,22 +71,27 @@ async def incidents(
     journal: Journal, scope: Scope, *, limit: int, before: tuple[float, str] | None = None, **where: Any
 ) -> list[IncidentRecord]:
     """Incidents that are seen, newest first; `where` and `before` as the journal takes them."""
-
-    def ask(behind: tuple[float, str] | None, size: int) -> Awaitable[list[IncidentRecord]]:
-        return journal.incidents(limit=size, before=behind, **where)
-
-    return await first_of(ask, scope.incidents, mark_of, limit, start=before)
+    return await _newest_first(journal.incidents, scope.incidents, limit, before, where)
 
 
 async def orders(
     journal: Journal, scope: Scope, *, limit: int, before: tuple[float, str] | None = None, **where: Any
 ) -> list[OrderRecord]:
     """Orders that are seen, newest first; `where` and `before` as the journal takes them."""
+    return await _newest_first(journal.orders, scope.orders, limit, before, where)
 
-    def ask(behind: tuple[float, str] | None, size: int) -> Awaitable[list[OrderRecord]]:
-        return journal.orders(limit=size, before=behind, **where)
 
-    return await first_of(ask, scope.orders, mark_of, limit, start=before)
+async def _newest_first(
+    read: Callable[..., Awaitable[list[R]]],
+    seen: Callable[[list[R]], list[R]],
+    limit: int,
+    before: tuple[float, str] | None,
+    where: Mapping[str, Any],
+) -> list[R]:
+    def ask(behind: tuple[float, str] | None, size: int) -> Awaitable[list[R]]:
+        return read(limit=size, before=behind, **where)
+
+    return await first_of(ask, seen, mark_of, limit, start=before)
 
 
 async def events(journal: Journal, scope: Scope, *, limit: int, after: int = 0, **where: Any) -> list[e.AnyEvent]:
