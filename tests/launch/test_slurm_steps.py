@@ -206,7 +206,7 @@ time.sleep(0.2 if attempt else 60)
     step.began(0, 2)
     step.watched()
     step.judged()
-    step.lab.daemons.stop("slurmctld", sig=9)
+    step.lab.daemons.stop("slurmctld")  # SIGTERM: it saves its state, in which the job is
     try:
         (step.folder / "go").touch()
         step.until("srun's refusal", r"^srun: error: Unable to confirm allocation", 2)
