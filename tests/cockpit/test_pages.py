@@ -17,6 +17,7 @@ from tests.controller.cases import until
 
 from holdfast.api import Role
 from holdfast.api.operate import etag_of, gist_of
+from holdfast.cockpit import pages
 from holdfast.cockpit.board import Board
 from holdfast.controller.fleet import Fleet
 from holdfast.model import events as e
@@ -391,6 +392,25 @@ def test_an_order_that_takes_two_people_says_who_has_approved_it(tmp_path: Path)
             await http.post("/operate", data=form | {"command": "withdraw"})
             assert "0 of 2 approvals" in (await http.get(page)).text
             assert "token " in (await http.get("/audit")).text
+
+    run(work)
+
+
+def test_the_overview_counts_all_orders_that_wait(tmp_path: Path) -> None:
+    """It shows the first of them; the number and the link speak of all."""
+
+    async def work() -> None:
+        count = pages.SHOWN + 2
+        async with (
+            served(tmp_path, policy='mode = "advise"', nodes=nodes_of(5 * count)) as house,
+            house.browser() as http,
+        ):
+            for number in range(3, count + 3):  # the job runs on the first two
+                await house.fault(f"n{number}", number=number)
+            await until(lambda: len(house.cockpit.fleet.proposed) == count)
+            shown = (await http.get("/")).text
+            assert f"<span>waiting for your word</span><b>{count}</b>" in shown
+            assert f"All {count} orders that wait" in shown
 
     run(work)
 
