@@ -132,7 +132,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, which: str):
     place = tmp_path / "c" / which
     place.mkdir(parents=True)
     os.chown(place, 4711, 4711)
-    with pytest.raises(RefusedError, match="belongs to another user .uid 4711.: run the controller as that user"):
+    with pytest.raises(RefusedError, match=r"another user \(uid 4711\): run the controller as that user"):
         controller(cluster_dir=tmp_path / "c", listen="127.0.0.1:0")
 
 

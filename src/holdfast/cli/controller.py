@@ -113,7 +113,9 @@ def _own_folder(cluster_dir: Path, folder: Path) -> None:
                 f"--dir {cluster_dir}: {place} {foreign(seen)}: run the controller as that user, or chown it"
             )
         if why := foreign(seen):
-            raise RefusedError(f"--dir {cluster_dir}: {place} {why}, who could exchange the journal: chmod go-w {place}")
+            raise RefusedError(
+                f"--dir {cluster_dir}: {place} {why}, who could exchange the journal: chmod go-w {place}"
+            )
 
 
 def parse_listen(text: str) -> tuple[str, int]:
