@@ -87,7 +87,7 @@ def unanswered(path: Path, error: OSError) -> LinkError:
         errno.ENOENT: "there is no such socket: start the controller, or name another's address",
         errno.ENOTDIR: "a file stands where its folder should be: name the controller's socket",
         errno.ECONNREFUSED: "its controller has ended and left it behind: start the controller",
-        errno.EACCES: "its folder is not open to you: ask its owner, or name the controller's https address and a token",
+        errno.EACCES: "its folder is closed to you: ask its owner, or name the controller's https address and a token",
     }
     return LinkError(f"nobody answers at the socket {path}: {why.get(error.errno or 0, error.strerror or error)}")
 
