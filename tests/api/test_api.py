@@ -20,7 +20,7 @@ from holdfast.api import ApiServer, Role, TokenBook
 from holdfast.api.auth import book_line, ensure_tokens, new_token
 from holdfast.api.docs_page import document
 from holdfast.client import AsyncClient, Client, Reporter, Spool
-from holdfast.errors import ConfigError, LinkError, NotFoundError, RefusedError, UsageError, WireError
+from holdfast.errors import ConfigError, JournalError, LinkError, NotFoundError, RefusedError, UsageError, WireError
 from holdfast.model import events as e
 from holdfast.model.wire import Beat, SamplePoint, encode
 
@@ -343,6 +343,28 @@ def test_orders_for_a_launcher_come_with_its_beats_until_their_outcome(tmp_path:
             await launcher.ingest("launcher:7", [e.OrderDone(id="d", at=time.time(), order=order.id)])
             await until(lambda: not house.engines[-1].state.pending)
             assert (await launcher.beat(beat)).requests == []
+
+    run(work)
+
+
+def test_a_beat_gets_no_order_from_a_controller_that_may_have_been_superseded(tmp_path: Path, monkeypatch):
+    """Another may have decided otherwise; the reporter is heard all the same, and keeps its lease."""
+
+    async def refuse() -> None:
+        raise JournalError("gone")
+
+    async def work() -> None:
+        async with served(tmp_path) as (_, controller, server), client(server, Role.AGENT) as launcher:
+            beat = Beat(source="launcher:7", node="n1", cluster="test", job="7")
+            await launcher.ingest("launcher:7", [e.LauncherAttached(id="l", at=time.time(), job=KEY, restart_count=0)])
+            await launcher.ingest("agent:n1", [event("f", "order:capture_stacks")])
+            assert (await launcher.beat(beat, wait_s=10)).requests != []
+            with monkeypatch.context() as patched:
+                patched.setattr(controller, "may_act", lambda: False)
+                patched.setattr(controller.journal, "lease", refuse)
+                answer = await launcher.beat(beat)
+            assert (answer.attached, answer.requests) == (True, [])
+            assert (await launcher.beat(beat)).requests != []
 
     run(work)
 

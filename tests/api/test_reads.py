@@ -21,8 +21,9 @@ from holdfast.api.auth import LOCAL
 from holdfast.api.reads import decode_cursor, encode_cursor
 from holdfast.api.tenants import Scope
 from holdfast.client import AsyncClient
-from holdfast.errors import FencedError, JournalError, UsageError
+from holdfast.errors import FencedError, JournalError, LinkError, UsageError
 from holdfast.model import events as e
+from holdfast.model.wire import Beat
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,6 +75,9 @@ def test_a_controller_that_was_superseded_shows_nothing_old(tmp_path: Path):
             assert [answer.status_code for answer in answers] == [503] * len(paths)
             assert "superseded" in answers[0].text
             assert "superseded" in answers[-1].json()["failing"]
+            async with client(house.server, Role.AGENT) as agent:
+                with pytest.raises(LinkError, match="superseded"):
+                    await agent.beat(Beat(source="agent:n1", node="n1"))
             assert (await http.get("/livez")).status_code == 200
             leading.until = until
             await heir.close()

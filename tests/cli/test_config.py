@@ -401,6 +401,24 @@ def test_a_local_socket_needs_no_token(tmp_path: Path, monkeypatch: pytest.Monke
             find_controller(cluster_dir=folder)
         path.parent.chmod(0o755)
     assert find_controller(cluster_dir=folder).token == "hft_x"
+    with pytest.raises(LinkError, match="left it behind: start the controller"):
+        find_controller()
+
+
+@pytest.mark.parametrize("line", ["jobs", "node show n1", "top --once", "approve o1"])
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_socket_at_which_nobody_answers_is_one_sentence(
+    holdfast: Holdfast, tmp_path: Path, line: str, *, is_left: bool
+) -> None:
+    """Its path and what to do, by every command that asks a controller; no error of the library."""
+    path = tmp_path / NAME
+    if is_left:
+        with socket.socket(socket.AF_UNIX) as server, socket_address(path) as address:
+            server.bind(address)
+    ran = holdfast(*line.split(), "--url", f"unix:{path}")
+    assert ran.code == 69
+    assert ran.sentence.startswith(f"nobody answers at the socket {path}: ")
+    assert "start the controller" in ran.sentence
 
 
 def test_a_folder_brings_its_own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

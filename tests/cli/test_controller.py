@@ -21,7 +21,7 @@ import structlog
 
 from holdfast.cli.controller import controller, parse_listen
 from holdfast.client import Client, Trust
-from holdfast.errors import HoldfastError, JournalError, UsageError
+from holdfast.errors import HoldfastError, JournalError, RefusedError, UsageError
 from holdfast.model import events as e
 from holdfast.os.unix_sockets import NAME
 from holdfast.wiring.controller import only_one
@@ -112,6 +112,38 @@ def test_a_controller_answers_its_own_user_at_its_socket(tmp_path: Path):
         process.terminate()
         assert process.wait(LIMIT_S) == 0
     assert not (place / NAME).exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+@pytest.mark.usefixtures("own_log")
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, mode: int):
+    """They could exchange the journal and the tokens: one sentence names the command that mends it."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c").chmod(mode)
+    with pytest.raises(RefusedError, match=f"chmod go-w {re.escape(str(tmp_path / 'c'))}$"):
+        controller(cluster_dir=tmp_path / "c", listen="127.0.0.1:0")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize("which", ["", "controller"])
+@pytest.mark.usefixtures("own_log")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, which: str):
+    """Its owner could read the operator's token, and write what the controller believes."""
+    place = tmp_path / "c" / which
+    place.mkdir(parents=True)
+    os.chown(place, 4711, 4711)
+    with pytest.raises(RefusedError, match=r"another user \(uid 4711\): run the controller as that user"):
+        controller(cluster_dir=tmp_path / "c", listen="127.0.0.1:0")
+
+
+@pytest.mark.usefixtures("own_log")
+def test_a_pods_volume_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An emptyDir has the mode 0777: only the pod's containers see it."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c").chmod(0o777)
+    with pytest.raises(HoldfastError, match="/nowhere"):
+        controller(cluster_dir=tmp_path / "c", listen="127.0.0.1:0", policy=Path("/nowhere"))
 
 
 def test_a_second_controller_of_the_same_folder_is_refused(tmp_path: Path):

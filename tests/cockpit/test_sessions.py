@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.cockpit.served import TOKENS
 
 from holdfast.adapters.clock import SystemClock
 from holdfast.api import Role, TokenBook
 from holdfast.api.auth import book_line
-from holdfast.cockpit.sessions import SessionBook
+from holdfast.cockpit.sessions import TRIES_MAX, SessionBook
+from holdfast.errors import RefusedError
 
 
 def book(folder: Path, *roles: Role) -> TokenBook:
@@ -47,6 +49,26 @@ def test_a_log_out_and_a_revoked_token_hold_over_a_restart(tmp_path: Path) -> No
     after = opened(tmp_path, Role.OPERATOR)
     assert after.find(out) is None
     assert after.find(gone) is None
+
+
+@pytest.mark.parametrize("role", Role)
+def test_people_sign_in_and_what_reports_does_not(tmp_path: Path, role: Role) -> None:
+    """An agent's or launcher's token opens no session, and the refusal names whose token is needed."""
+    sessions = opened(tmp_path, *Role)
+    if role is not Role.AGENT:
+        assert sessions.find(sessions.log_in(TOKENS[role], "127.0.0.1")).identity.role is role
+        return
+    for _ in range(TRIES_MAX + 1):  # it is a token, so it uses up no try
+        with pytest.raises(RefusedError, match="sign in with a person's"):
+            sessions.log_in(TOKENS[role], "127.0.0.1")
+    assert sessions.log_in(TOKENS[Role.VIEWER], "127.0.0.1") is not None
+
+
+def test_a_session_that_an_agents_token_had_opened_before_ends(tmp_path: Path) -> None:
+    """Older versions wrote such sessions down."""
+    sessions = opened(tmp_path, Role.AGENT)
+    agent = sessions._book.holder(TOKENS[Role.AGENT])
+    assert sessions.find(sessions.open(agent)) is None
 
 
 def test_a_torn_file_logs_everyone_out_and_stops_nothing(tmp_path: Path) -> None:

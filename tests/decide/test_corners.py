@@ -71,6 +71,40 @@ def test_nodes_that_the_scheduler_does_not_know_are_left_out_of_an_exclusion_tha
     assert kinds(play.done(o.SetExcluded)) == ["ReleaseJob"]
 
 
+def queued_when_n9_fails(play: Play) -> Play:
+    """Released without n2, and not started yet, when a further node is known as bad and is not drained."""
+    play.node("n9")
+    play.until_release("n2")
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING, excluded=("n2",))
+    play.xid("n9")
+    order = play.open(o.QuarantineNode, node="n9").id
+    play.do(e.OrderFailed, order=order, why="no permission", permanent=True)
+    return play
+
+
+def test_an_exclusion_of_a_queued_job_that_fails_is_told_and_tried_again(play):
+    """Nothing holds the job meanwhile: people must know that it may start there."""
+    queued_when_n9_fails(play)
+    assert kinds(play.fail(o.SetExcluded, "slurm_update error: Access/permission denied")) == []
+    assert "7(0) could not be kept off n2 and n9" in play.notices()
+    assert play.state is JobState.RELEASED
+    assert kinds(play.fire("job:")) == ["SetExcluded"]
+    play.job(excluded=("n2", "n9"))
+    play.done(o.SetExcluded)
+    assert kinds(play.fire("job:")) == []
+
+
+def test_a_queued_jobs_exclusion_goes_on_without_names_that_the_scheduler_does_not_know(play):
+    """One of them must not let the job start on the others."""
+    queued_when_n9_fails(play)
+    play.xid("n3")
+    play.do(e.NodeVanished, node="n9")
+    assert kinds(play.fail(o.SetExcluded, "slurm_update error: Invalid node name specified")) == []
+    assert play.j.excluded == ("n2",)
+    assert "could not be kept off" not in " ".join(play.notices())
+
+
 def test_a_job_whose_only_excluded_node_left_the_cluster_is_released(play):
     """The scheduler refuses the name and cannot give the node out either: nothing is left to hold the job for."""
     held(play)

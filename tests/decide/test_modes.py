@@ -286,6 +286,17 @@ def test_approval_carries_it_out_and_covers_the_rest_of_the_rung():
     assert play.ns() is NodeState.QUARANTINED
 
 
+def test_a_queued_job_is_kept_off_a_node_whose_quarantine_waits_for_a_person():
+    """Nothing drains that node before they answer, so the scheduler would start the job there."""
+    play = Play().running()
+    play.node("n9")
+    play.until_release("n2")
+    play.done(o.ReleaseJob)
+    play.say(e.Command.SET_MODE, value="advise", remedy="quarantine")
+    assert kinds(play.xid("n9")) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ("n2", "n9")
+
+
 def test_approved_quarantine_then_asks_for_the_repair():
     """Each rung is asked for."""
     play = Play(mode=Mode.ADVISE).nodes()

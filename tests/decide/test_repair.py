@@ -107,8 +107,25 @@ def test_each_failed_repair_leads_to_the_next(idle):
     assert kinds(idle.fail(o.ReplaceNode)) == ["RetireNode"]
     assert idle.ns() is NodeState.RETIRED
     assert "n2 needs a person" in idle.notices()
+    why = "Xid 1; no repair is left to try after reset gpu, reboot and replace (repair by replace failed: no)"
+    assert idle.open(o.RetireNode).why == why
+    assert [one.text for one in idle.all if isinstance(one, o.Notify) and one.asks] == [f"n2: {why}"]
     assert idle.closed[0].outcome == "given_up"
     assert idle.closed[0].remedies == [R.QUARANTINE, R.RESET_GPU, R.REBOOT, R.REPLACE, R.RETIRE]
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ({"ladder": (Remedy.RETIRE,)}, "the ladder of its policy has no repair for this"),
+        ({"lemon_offences": 1}, "it was quarantined 1 times, so no further repair is tried"),
+    ],
+)
+def test_a_node_for_which_no_repair_is_possible_is_retired_with_its_fault(rules, why):
+    """The scheduler's reason and the notice say what it has and why nothing is tried."""
+    play = Play(node=NodeRules(**rules)).nodes()
+    assert kinds(fenced(play)) == ["RetireNode"]
+    assert play.open(o.RetireNode).why == f"Xid 74; {why}"
 
 
 def test_failed_checks_lead_to_the_next_rung(idle):

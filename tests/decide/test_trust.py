@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.decide.play import KEY, Play, kinds
+from tests.decide.play import KEY, Play, S, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -144,6 +144,21 @@ def test_a_node_that_waits_is_checked_once_nothing_runs_there():
     assert play.opened(o.ValidateNode) == []
     free(play)
     assert play.open(o.ValidateNode).node == "n2"
+
+
+def test_a_queued_job_is_kept_off_a_node_that_waits_for_further_evidence():
+    """As a job that is released later would be, and until the node counts as well."""
+    play = running(two_witnesses=True)
+    play.node("n9")
+    play.until_release("n2")
+    play.done(o.ReleaseJob)
+    play.job(OTHER, nodes=("n9",))
+    assert "SetExcluded" in kinds(blame(play, "n9", job=OTHER, source="launcher:8"))
+    assert play.open(o.SetExcluded).nodes == ("n2", "n9")
+    play.job(state=S.PENDING, excluded=("n2", "n9"))
+    play.done(o.SetExcluded)
+    play.do(e.FindingCleared, node="n9", rule="gpu.broken")
+    assert play.open(o.SetExcluded).nodes == ("n2",)
 
 
 def test_failed_checks_are_the_second_kind():

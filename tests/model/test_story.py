@@ -69,6 +69,12 @@ def test_findings_and_diagnoses_name_place_and_certainty():
         assert words in story.of_diagnosis(diagnosis)
 
 
+def test_a_diagnosis_names_its_place_once():
+    """Also where its summary writes the GPU otherwise than the list of suspects does."""
+    said = Diagnosis(cause="c", summary="Xid 74, on n2, GPU 3.", nodes=("n2",), gpus=("n2/3",))
+    assert story.of_diagnosis(said) == "Xid 74, on n2, GPU 3 (domain unknown, 0% sure)."
+
+
 def test_a_diagnosis_names_three_suspects_at_most():
     """GPUs go before nodes and nodes before ranks; of many the first three are named."""
     many = ("a", "b", "c", "d")

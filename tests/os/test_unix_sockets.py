@@ -47,9 +47,12 @@ def test_a_socket_has_an_address_while_somebody_listens(tmp_path: Path):
         assert address_of(path) == f"unix:{path}"
         assert listener(path) == os.geteuid()
     assert address_of(path) == ""
-    with pytest.raises(LinkError, match="nobody answers at the socket"):
+    with pytest.raises(LinkError, match="its controller has ended and left it behind: start the controller"):
         listener(path)
     path.unlink()
+    for missing in (path, path.parent / "none" / NAME):
+        with pytest.raises(LinkError, match=re.escape(f"{missing}: there is no such socket: start the controller")):
+            listener(missing)
     path.touch()
     assert address_of(path) == ""
 
@@ -68,7 +71,7 @@ def test_a_place_is_its_owners_alone(tmp_path: Path):
         with pytest.raises(RefusedError, match=re.escape(said)):
             check_place(path)
         path.unlink()
-    with pytest.raises(LinkError, match="No such file"):
+    with pytest.raises(LinkError, match="there is no such socket"):
         check_place(tmp_path / "absent" / NAME)
 
 

@@ -1,13 +1,16 @@
 """Is what this controller knows the newest there is? Asked before anything is shown, so that no read goes back in time.
 
 A controller that stood still may have been superseded, and another has told clients more since. Called by the guard of
-`auth.py`, by `/healthz` and by the cockpit. Time passes only while the journal reads.
+`auth.py`, by `/healthz`, by the cockpit and before a beat is answered. Time passes only while the journal reads.
 """
 
 from __future__ import annotations
 
 from holdfast.controller import Controller
 from holdfast.errors import LinkError
+
+DOUBT_S = 3.0
+"""So long a scrape or a beat waits for the journal's word on who leads: less than Prometheus waits for a scrape."""
 
 
 async def doubt(controller: Controller) -> str:

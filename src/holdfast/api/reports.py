@@ -13,10 +13,11 @@ from msgspec import structs
 
 from holdfast.api.auth import Identity
 from holdfast.api.authority import Refusals, Reporter
+from holdfast.api.newest import DOUBT_S, check_newest
 from holdfast.api.stored import check_writable, stored
 from holdfast.controller import Controller
 from holdfast.controller.state import ShellState
-from holdfast.errors import LinkError, RefusedError, WireError
+from holdfast.errors import JournalError, LinkError, RefusedError, WireError
 from holdfast.model import events as e
 from holdfast.model.cluster import JobKey
 from holdfast.model.wire import Batch, Beat, BeatAnswer, IngestAnswer, decode_event
@@ -85,16 +86,26 @@ async def take_batch(controller: Controller, identity: Identity, batch: Batch, r
 async def take_beat(
     controller: Controller, identity: Identity, said: Beat, refusals: Refusals, *, wait_s: float = 0.0
 ) -> BeatAnswer:
-    """Take in that the reporter is alive, and answer with the orders for it. Arguments and errors as `take_batch`."""
-    if not controller.ready.is_set():
-        raise LinkError("the controller is not ready yet")
+    """Take in that the reporter is alive, and answer with the orders for it. Arguments as `take_batch`, and its errors.
+
+    What another controller may have decided anew is asked when the wait is over: LinkError where another leads. While
+    the journal cannot tell, the answer has no orders.
+    """
+    if not controller.ready.is_set() or controller.ended:
+        raise LinkError("the controller is not ready yet, or has ended")
     reporter = await _reporter(controller, identity, said.source, refusals)
     try:
         said = await reporter.check_beat(said)
     except RefusedError as error:
         refusals.add(controller, said.source, [str(error)])
         raise
-    return await controller.beat(said, wait_s=wait_s)
+    answer = await controller.beat(said, wait_s=wait_s)
+    try:
+        async with asyncio.timeout(DOUBT_S):
+            await check_newest(controller)
+    except (JournalError, TimeoutError):
+        return structs.replace(answer, requests=[])
+    return answer
 
 
 async def _reporter(controller: Controller, identity: Identity, source: str, refusals: Refusals) -> Reporter:

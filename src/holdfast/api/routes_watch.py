@@ -15,13 +15,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from holdfast.api.auth import Role, is_guess, who
 from holdfast.api.metrics import ControllerCollector
-from holdfast.api.newest import check_newest, doubt
+from holdfast.api.newest import DOUBT_S, check_newest, doubt
 from holdfast.controller import Health
 from holdfast.errors import JournalError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-DOUBT_S = 3.0
-"""So long a scrape waits for the journal's word on who leads: less than Prometheus waits for a scrape."""
 
 
 @get("/livez", tags=["watch"])

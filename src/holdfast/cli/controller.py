@@ -11,7 +11,8 @@ import typer
 
 from holdfast.cli.answer import taking
 from holdfast.cli.options import ConfigOption, OptionSet
-from holdfast.errors import UsageError
+from holdfast.errors import RefusedError, UsageError
+from holdfast.os.files import foreign
 from holdfast.os.listeners import host_and_port
 from holdfast.wiring.settings import service_settings
 
@@ -84,15 +85,37 @@ def controller(given: ControllerChoices) -> None:
         journal=given.journal or f"sqlite:///{folder / 'journal.db'}",
         pod=os.environ.get("HOLDFAST_POD", ""),
     )
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (
-            folder.stat().st_uid == os.geteuid()
-        ):  # made by a cluster, perhaps for a group: the socket is its owner's alone
-            folder.chmod(folder.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH) & 0o7777)
-    except OSError as error:
-        raise UsageError(f"--dir {given.cluster_dir}: cannot be made: {error.strerror}") from error
+    _own_folder(given.cluster_dir, folder)
     keep(options)
+
+
+def _own_folder(cluster_dir: Path, folder: Path) -> None:
+    """Make the controller's folder, where nobody else may exchange what it reads.
+
+    A pod's volume is its containers' alone, whoever owns it and whatever its mode.
+
+    Raises:
+        UsageError: a folder cannot be made.
+        RefusedError: one belongs to another user, or others may write into it.
+    """
+    try:
+        cluster_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if folder.stat().st_uid == os.geteuid():  # perhaps made for a group
+            folder.chmod(folder.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH) & 0o7777)
+        found = [] if os.environ.get("KUBERNETES_SERVICE_HOST") else [(cluster_dir, cluster_dir.stat())]
+        found += [(folder, folder.stat())]
+    except OSError as error:
+        raise UsageError(f"--dir {cluster_dir}: cannot be made: {error.strerror}") from error
+    for place, seen in found:
+        if seen.st_uid not in {0, os.geteuid()}:
+            raise RefusedError(
+                f"--dir {cluster_dir}: {place} {foreign(seen)}: run the controller as that user, or chown it"
+            )
+        if why := foreign(seen):
+            raise RefusedError(
+                f"--dir {cluster_dir}: {place} {why}, who could exchange the journal: chmod go-w {place}"
+            )
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -182,7 +182,7 @@ def clear(folder: Path) -> None:
         if not (folder / MARK).exists():
             raise UsageError(f"--dir: {folder} holds files that no demo made: name another folder")
         shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     (folder / MARK).touch()
 
 

@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError, LinkError, RefusedError, UsageError, 
 from holdfast.model.answers import CommandAnswer
 from holdfast.model.events import AnyEvent, Command
 from holdfast.model.records import IncidentRecord, OrderRecord
+from holdfast.os.unix_sockets import socket_of
 from holdfast.ports import Sample
 from holdfast.wiring.settings import Link
 
@@ -56,6 +57,8 @@ class RemoteRecords(AsyncClient):
                 hint = self._link.no_token or "set HOLDFAST_TOKEN_FILE, or `token_file` in holdfast.toml"
                 given = "" if self._link.token else f"; {hint}"
                 return RefusedError(f"the controller at {place} refuses: {error}{given}")
+            case LinkError() if socket_of(self._link.url) is not None:
+                return LinkError(f"{error} ({self._link.said_by})")
             case LinkError():
                 return LinkError(f"no answer from a controller at {place}: {error}")
             case WireError() if not isinstance(error, VersionError):

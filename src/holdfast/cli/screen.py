@@ -191,7 +191,8 @@ def missing(kind: str, name: str, known: Sequence[str]) -> NotFoundError:
     if near is not None:
         hint = f'; did you mean "{near}"?'
     else:
-        hint = f"; `holdfast {kind}s` lists them" if known else f"; there are no {kind}s"
+        none = f"there are no {kind}s, or your token or user may see none"
+        hint = f"; `holdfast {kind}s` lists them" if known else f"; {none}"
     return NotFoundError(f'no {kind} "{name}"{hint}')
 
 

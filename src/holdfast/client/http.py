@@ -44,7 +44,7 @@ from holdfast.model.wire import (
     encode,
 )
 from holdfast.os.tls import DEFAULT_TRUST, Trust
-from holdfast.os.unix_sockets import check_peer, socket_address, socket_of
+from holdfast.os.unix_sockets import check_peer, socket_address, socket_of, unanswered
 from holdfast.ports import Sample
 
 P = ParamSpec("P")
@@ -356,10 +356,20 @@ def _checking(trust: Trust, url: str, token: str) -> Callable[[httpx.Request], C
 
 
 def _unreachable(url: str, trust: Trust, error: Exception) -> LinkError:
+    path, behind = socket_of(url), _behind(error)
+    if path is not None and isinstance(behind, OSError):
+        return unanswered(path, behind)
     why = str(error) or type(error).__name__
     is_closed = url.startswith("https:") and isinstance(error, httpx.ReadError | httpx.WriteError)
     hint = trust.tls_hint(_whole(error), is_closed=is_closed)
     return LinkError(f"the controller at {url} cannot be reached: {why}{f'; {hint}' if hint else ''}")
+
+
+def _behind(error: BaseException) -> BaseException:
+    """The first error of those that led to this one: httpx keeps the system's to itself."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
 
 
 def _whole(error: BaseException | None) -> str:

@@ -89,13 +89,11 @@ def looker(request: Request[Any, Any, Any], *, job: str = "", keeps_to_scope: bo
 
     Raises:
         LogInError: nobody is logged in.
-        RefusedError: the token may not read pages (an agent's), or this page is not in its scope.
+        RefusedError: this page is not in the scope of the token.
     """
     session = of(request).sessions.of(request)
     if session is None:
         raise LogInError("log in first")
-    if not session.identity.may(Role.VIEWER):
-        raise RefusedError(f"the token of {session.identity.name!r} is for {session.identity.role}s, not for pages")
     scope = Scope(session.identity, of(request).fleet)
     if not (scope.is_whole or keeps_to_scope or (job and scope.has_page(job))):
         sees = ", ".join(session.identity.sees)
@@ -318,7 +316,10 @@ async def log_in(request: Request[Any, Any, Any]) -> Response[Any]:
         raise RefusedError("this form did not come from a page of this controller")
     sessions = of(request).sessions
     address = request.client.host if request.client is not None else ""
-    secret = sessions.log_in(form.get("token", "")[:500], address)
+    try:
+        secret = sessions.log_in(form.get("token", "")[:500], address)
+    except RefusedError as error:
+        return _log_in_form(following, f"{str(error)[0].upper()}{str(error)[1:]}.", 403)
     if secret is None:
         return _log_in_form(following, "That token is not accepted, or too many were wrong: wait a minute.", 403)
     sessions.end(request.cookies.get(COOKIE))

@@ -24,7 +24,8 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
 from msgspec import Struct
 
-from holdfast.api.auth import Identity, TokenBook
+from holdfast.api.auth import Identity, Role, TokenBook
+from holdfast.errors import RefusedError
 from holdfast.os.clock import EvenClock
 from holdfast.os.files import write_whole
 from holdfast.ports import Clock
@@ -121,7 +122,11 @@ class SessionBook:
         return secret
 
     def log_in(self, token: str, address: str) -> str | None:
-        """A session for the holder of this token; None when the token is not accepted, or too many were wrong."""
+        """A session for the holder of this token; None when the token is not accepted, or too many were wrong.
+
+        Raises:
+            RefusedError: an agent or a launcher reports with it; people have tokens of their own.
+        """
         now = self._clock.monotonic()
         wrong = [at for at in self._wrong.get(address, ()) if now - at < TRIES_S]
         if len(wrong) >= TRIES_MAX:
@@ -133,6 +138,11 @@ class SessionBook:
             if len(self._wrong) > SESSIONS_MAX:
                 self._wrong.popitem(last=False)
             return None
+        if not identity.may(Role.VIEWER):
+            raise RefusedError(
+                f"the token of {identity.name!r} is for agents and launchers, which report: sign in with a person's, "
+                "made by `holdfast token create NAME --role viewer`"
+            )
         return self.open(identity)
 
     def find(self, secret: str | None) -> Session | None:
@@ -145,7 +155,7 @@ class SessionBook:
             return None
         now = self._clock.monotonic()
         identity = self._book.known(session.identity.id)
-        if identity is None or now - session.seen_at > IDLE_S:
+        if identity is None or not identity.may(Role.VIEWER) or now - session.seen_at > IDLE_S:
             del self._sessions[name]
             return None
         session.identity, session.seen_at = identity, now

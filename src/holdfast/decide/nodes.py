@@ -503,7 +503,9 @@ def quarantine(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str)
     status = turn.ask(order, policy, group)
     if status is OrderStatus.PENDING:
         entered(turn, node, incident)
-    elif status is OrderStatus.OBSERVED:
+        return
+    turn.unfenced.append(node.name)
+    if status is OrderStatus.OBSERVED:
         turn.tell(node, "It would have been quarantined (observe); it is left to people.")
     else:
         turn.tell_all(incident, node, "waiting for a person to approve its quarantine.")
@@ -529,6 +531,7 @@ def _wait_for_evidence(turn: Turn, node: NodeRecord, incident: IncidentRecord, w
     policy, group = turn.policy_for(node), node.view.group
     order = order_to_fence(turn, node, why, repair.planned(turn, node, incident), gone=node.gone)
     turn.propose(order, policy, group, wait_s=policy.waits.validate_s, waits_for=because)
+    turn.unfenced.append(node.name)
     for reporter in sorted(node_record.witnesses(node)):
         node_record.rest_held(turn, group, reporter, order.id)
     waits = "it waits for its own agent, the scheduler, a check of it, or a person"

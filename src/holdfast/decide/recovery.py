@@ -477,6 +477,7 @@ def _still_waiting(turn: Turn, job: JobRecord, incident: IncidentRecord, policy:
     if job.state is JobState.RELEASED:
         turn.move_job(job, JobTrigger.WAIT)
     restart.allow_healthy(turn, job)
+    restart.ask_missing(turn, job)
     turn.notify(
         incident.id,
         Severity.WARNING,
@@ -726,27 +727,32 @@ def order_failed(turn: Turn, job: JobRecord, order: o.JobOrder, why: str) -> Non
 
 
 def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.SetExcluded, why: str) -> None:
-    """The scheduler refuses the exclusions: released now, the job could start on the nodes that it must leave.
+    """The scheduler refuses the exclusions, without which the job may start on the nodes that it must leave.
 
     A scheduler refuses names that it does not know and cannot give out either: the job goes on at once without them,
-    also where no other name is left. What it refuses all the same is asked for again after a while; meanwhile the job
-    stays held.
+    also where no other name is left. What it refuses all the same is told, and asked for again after a while. A job
+    that is held stays so meanwhile. Another may start, which is why people are told.
     """
-    if job.state is not JobState.HELD:
+    if job.state not in restart.IN_QUEUE:
         return
+    is_held = job.state is JobState.HELD
     unknown = [name for name in order.nodes if not restart.is_known(turn, name)]
     if unknown:
         job_record.readmit(job, unknown)
         turn.tell_all(incident, job, f"the scheduler does not know {story.listed(unknown)}: it goes on without them.")
-        restart.go_on_from_hold(turn, job)
+        if is_held:
+            restart.go_on_from_hold(turn, job)
+        else:
+            restart.ask_missing(turn, job)
         return
     off = story.listed(order.nodes)
-    after_s = turn.policy_of(job).waits.nodes_s
-    text = (
-        f"{why}. It stays held and is tried again in {story.seconds(after_s)}. Or exclude them by hand and release it."
-    )
+    after = story.seconds(turn.policy_of(job).waits.nodes_s)
+    if is_held:
+        text = f"{why}. It stays held and is tried again in {after}. Or exclude them by hand and release it."
+        restart.wait(turn, job, turn.policy_of(job).waits.nodes_s)
+    else:
+        text = f"{why}. It may start there: hold it, or exclude them by hand. It is tried again in {after}."
     turn.notify(incident.id, Severity.ERROR, f"{job.name} could not be kept off {off}", text, job=job.key)
-    restart.wait(turn, job, after_s)
 
 
 def _not_requeued(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> None:

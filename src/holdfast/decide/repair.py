@@ -153,14 +153,13 @@ def offences(turn: Turn, node: NodeRecord) -> int:
     return sum(1 for at in node.offences if at > start)
 
 
-def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
-    """Order the repair at the node's rung; beyond the last one a person takes over."""
+def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord, before: str = "") -> None:
+    """Order the repair at the node's rung; beyond the last one a person takes over. `before`: how that ended."""
     rungs, gpu = _rungs(turn, node, incident)
     rung = rungs[node.rung] if node.rung < len(rungs) else Remedy.RETIRE
     policy = turn.policy_for(node)
     if rung is Remedy.RETIRE:
-        often = f" It was quarantined {offences(turn, node)} times." if is_lemon(turn, node) else ""
-        retire(turn, node, incident, f"no repair is left to try.{often}")
+        retire(turn, node, incident, _why_no_repair(turn, node, rungs, before))
         return
     why = f"{', '.join(node.findings[:3])}"
     order: o.ResetGpu | o.RebootNode | o.ReplaceNode
@@ -182,6 +181,23 @@ def _take_rung(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> None:
         turn.tell_all(incident, node, f"waiting for a person to approve: {name}.")
     else:
         not_done(turn, node, incident, f"would be repaired by {name} (observe)")
+
+
+def _why_no_repair(turn: Turn, node: NodeRecord, rungs: list[Remedy], before: str) -> str:
+    """Which repairs were tried, or why there is none."""
+    tried = [rung.replace("_", " ") for rung in rungs[: node.rung] if rung is not Remedy.RETIRE]
+    if is_lemon(turn, node):
+        return f"it was quarantined {offences(turn, node)} times, so no further repair is tried"
+    if not tried:
+        return "the ladder of its policy has no repair for this"
+    return f"no repair is left to try after {story.listed(tried)}{f' ({before})' if before else ''}"
+
+
+def _held_against(incident: IncidentRecord | None, node: NodeRecord) -> str:
+    """Its faults in words, three at most; what has no finding any more by its rule."""
+    found = _findings_of(incident, node) if incident is not None else []
+    told = {finding.rule: finding.summary or finding.rule for finding in found}
+    return ", ".join(dict.fromkeys(told.get(rule, rule) for rule in node.findings[:3]))
 
 
 def not_done(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -> None:
@@ -223,7 +239,7 @@ def try_rung(turn: Turn, node: NodeRecord, rung: int, why: str) -> None:
         return
     turn.tell_all(incident, node, f"{why}.")
     node_record.try_rung(node, rung)
-    _take_rung(turn, node, incident)
+    _take_rung(turn, node, incident, why)
 
 
 def repair_done(turn: Turn, node: NodeRecord, order: o.NodeOrder) -> None:
@@ -341,8 +357,10 @@ def returned(turn: Turn, node: NodeRecord) -> None:
 
 
 def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: str) -> None:
-    """Hand it to a person. It stays out of service whatever the mode is, since it is drained already."""
+    """Hand it to a person, with its faults. It stays out of service in every mode, since it is drained already."""
     policy = turn.policy_for(node)
+    faults = _held_against(incident, node)
+    why = f"{faults}; {why}" if faults else why
     order = turn.order(o.RetireNode, node, remedy=Remedy.RETIRE, why=why)
     if turn.mode(policy, node.view.group, Remedy.RETIRE, node.incident) is Mode.ACT:
         turn.orders.issue(order)

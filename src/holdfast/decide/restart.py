@@ -398,22 +398,28 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
 def keep_off_bad(turn: Turn, job: JobRecord) -> None:
     """Have the scheduler keep it off all bad nodes now: it is queued, and no hold of ours gives the time."""
     exclude_unfenced(turn, job)
-    _ask_missing(turn, job)
+    ask_missing(turn, job)
 
 
 def keep_queued_off(turn: Turn, names: list[str]) -> None:
     """These nodes count as bad, and the scheduler still gives them out: jobs that it may start are kept off them."""
     known = [name for name in names if is_known(turn, name)]
     for job in _queued(turn, WAITS):
-        if turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is not Mode.OBSERVE:
+        if not _is_observed(turn, job):
             exclude(turn, job, known)
-            _ask_missing(turn, job)
+            ask_missing(turn, job)
 
 
-def _ask_missing(turn: Turn, job: JobRecord) -> None:
+def ask_missing(turn: Turn, job: JobRecord) -> None:
     """Ask for what the scheduler does not exclude yet; what is under way is waited for (`recovery.order_done`)."""
-    if set(job.excluded) - set(job.view.excluded) and not turn.orders.about(job.about, o.SetExcluded):
+    missing = set(job.excluded) - set(job.view.excluded)
+    if missing and not _is_observed(turn, job) and not turn.orders.about(job.about, o.SetExcluded):
         ask_exclusions(turn, job, incident_of(turn, job))
+
+
+def _is_observed(turn: Turn, job: JobRecord) -> bool:
+    """Does policy leave the nodes that it is given to people?"""
+    return turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is Mode.OBSERVE
 
 
 def _lift_outdated(turn: Turn, job: JobRecord, incident: IncidentRecord | None) -> None:
@@ -426,8 +432,7 @@ def exclude(turn: Turn, job: JobRecord, names: list[str] | tuple[str, ...]) -> N
     """Keep the job off these nodes."""
     new = job_record.keep_off(job, names)
     if new:
-        observes = turn.mode(turn.policy_of(job), job.view.partition, Remedy.REQUEUE, job.incident) is Mode.OBSERVE
-        turn.tell(job, f"It {'would be' if observes else 'is'} kept off {story.listed(new)}.")
+        turn.tell(job, f"It {'would be' if _is_observed(turn, job) else 'is'} kept off {story.listed(new)}.")
 
 
 def is_known(turn: Turn, name: str) -> bool:

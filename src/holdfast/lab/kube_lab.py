@@ -94,7 +94,7 @@ class KubeLab:
         library.load()
         found = kube_build.binaries(say)
         folder = folder.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         if wire.is_running(folder, "kube_status", SOCKET):
             return cls.attach(folder)
         _clear(folder)

@@ -8,6 +8,7 @@ always short. The controller's socket (`api/local_door.py`) lies in a folder tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -77,7 +78,18 @@ def listener(path: Path) -> int:
             check_peer(tried, path)
             return uid_of(tried)
     except OSError as error:
-        raise LinkError(f"nobody answers at the socket {path}: {error.strerror}") from error
+        raise unanswered(path, error) from error
+
+
+def unanswered(path: Path, error: OSError) -> LinkError:
+    """What to say, and to do, where a connection to the socket fails so."""
+    why = {
+        errno.ENOENT: "there is no such socket: start the controller, or name another's address",
+        errno.ENOTDIR: "a file stands where its folder should be: name the controller's socket",
+        errno.ECONNREFUSED: "its controller has ended and left it behind: start the controller",
+        errno.EACCES: "its folder is closed to you: ask its owner, or name the controller's https address and a token",
+    }
+    return LinkError(f"nobody answers at the socket {path}: {why.get(error.errno or 0, error.strerror or error)}")
 
 
 def uid_of(peer: socket.socket) -> int:
@@ -101,7 +113,7 @@ def check_place(path: Path) -> int:
         above = [one.stat() for one in folder.parents]
         there = path.lstat() if os.path.lexists(path) else None
     except OSError as error:
-        raise LinkError(f"the socket {path} cannot be looked at: {error.strerror}") from error
+        raise unanswered(path, error) from error
     owner = found.st_uid
     if _others_write(found):
         raise RefusedError(f"the socket {path} could be exchanged by others: chmod go-w {folder}")

@@ -30,7 +30,7 @@ from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import CA_NAME, TlsFiles, Trust, trust_of
 from holdfast.os.tokens import token_in
-from holdfast.os.unix_sockets import NAME, SCHEME, SITE_SOCKET, address_of
+from holdfast.os.unix_sockets import NAME, SCHEME, SITE_SOCKET, address_of, listener
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
 
@@ -226,8 +226,9 @@ def find_controller(*, cluster_dir: Path | None = None, url: str | None = None, 
     folder = settings.path(settings.config.dir)
     if folder is not None:
         return _of_folder(folder, str(settings.file), settings)
-    if site := address_of(SITE_SOCKET):
-        return Link(site, said_by="this machine's controller")
+    if os.path.lexists(SITE_SOCKET):
+        listener(SITE_SOCKET)
+        return Link(f"{SCHEME}{SITE_SOCKET}", said_by="this machine's controller")
     raise LinkError(
         "no controller is named: give --dir CLUSTER_DIR or --url URL, set HOLDFAST_CONTROLLER, or write "
         f'`controller = "http://..."` into {FILE_NAME}{_hint()}'

@@ -380,8 +380,9 @@ def parse(argv: Sequence[str]) -> ClusterSettings:
 
 def hold(folder: Path, run: Callable[[], Coroutine[Any, Any, None]], what: str = "cluster") -> int:
     """Run a daemon of this folder in the foreground, unless one does. `what`: its name on the command line."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)  # a controller refuses one that a group may write
     for sub in ("nodes", "jobs", "controller"):
-        (folder / sub).mkdir(parents=True, exist_ok=True)
+        (folder / sub).mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / "cluster.lock"))

@@ -97,7 +97,7 @@ def start_cluster(
         LinkError: the daemon did not start; the message holds the end of what it said.
     """
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     argv = [sys.executable, "-m", MODULE, "--dir", str(folder)]
     argv += ["--nodes", str(nodes), "--spares", str(spares)]
     argv += ["--drill-ok"] * drill_ok + ["--no-agents"] * (not agents)
