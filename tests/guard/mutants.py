@@ -41,6 +41,7 @@ JOURNAL_S = 20
 """A journal whose replay takes longer has met an endless loop, which is noticed, too."""
 TESTS = {
     "decide": ["tests/decide", "tests/sim/test_fuzz.py"],
+    "model": ["tests/model", "tests/decide"],
     "launch": ["tests/launch"],
     "controller": ["tests/controller"],
     "adapters/slurm": ["tests/adapters/slurm"],
@@ -49,6 +50,8 @@ TESTS = {
 }
 """Room -> its tests."""
 TESTS_S = 900.0
+PYTEST_UNUSABLE = 4
+"""`pytest`: its arguments or a conftest cannot be used, which says nothing of the bug planted."""
 PLANTED_SEEDS = 300
 SEEDS_EACH = 20
 """Seeds of the fuzz that are run before it is seen whether one of them fails."""
@@ -78,10 +81,10 @@ class Mutant(Struct, frozen=True):
         return f"{self.file}:{self.line} {self.kind}: {' -> '.join(texts)}"
 
 
-def planted(name: str) -> Mutant:
+def planted(name: str, src: Path = SRC) -> Mutant:
     """One of `PLANTED`. Raises ValueError when the code has changed so that the bug must be written anew."""
     file, old, new = PLANTED[name]
-    text = (SRC / "holdfast" / file).read_text(encoding="utf-8")
+    text = (src / "holdfast" / file).read_text(encoding="utf-8")
     if text.count(old) != 1:
         raise ValueError(f"{name!r} cannot be planted: {file} has its text {text.count(old)} times")
     begin = text.index(old)
@@ -337,6 +340,8 @@ def by_tests(copied: Copy, one: Mutant, room: str) -> str:
         code, out = copied.run(*tests, limit_s=TESTS_S)
     if code == 0:
         return "MISSED"
+    if code == PYTEST_UNUSABLE:
+        raise SystemExit(f"the tests of {room} do not start with {one}:\n{out}")
     name = next((row for row in out.splitlines() if row.startswith(("FAILED", "ERROR"))), f"exit {code}")
     return f"caught by tests ({name[:140]})"
 
@@ -362,7 +367,7 @@ def _plant_all(only: list[str]) -> int:
         for number, name in enumerate(names, 1):
             if only and str(number) not in only:
                 continue
-            one = planted(name)
+            one = planted(name, copied.src)  # SRC may be edited meanwhile
             room = next(room for room in TESTS if one.file.startswith(f"{room}/"))
             said = by_tests(copied, one, room)
             said = by_seeds(copied, one) if said == "MISSED" else said

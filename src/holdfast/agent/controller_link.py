@@ -21,7 +21,6 @@ from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import DEFAULT_TRUST, Stamp, Trust
 from holdfast.os.tokens import token_in
-from holdfast.os.unix_sockets import NAME, address_of
 
 LOOK_S = 0.1
 """Between two looks while no controller is known."""
@@ -105,9 +104,10 @@ class ControllerLink:
     def _made(self, url: str) -> AsyncClient:
         """A new client. Raises LinkError while the certificates cannot be read: they may be in the making."""
         token_file = self._token_file
-        if token_file is None and self._file is not None and self._trust.munge is None:
-            local = address_of(self._file.absolute().with_name(NAME))
-            url, token_file = local or url, None if local else self._file.with_name("agent-token")
+        if self._file is not None and (local := self._trust.socket_beside(self._file, token_file)):
+            url = local
+        elif self._file is not None and token_file is None and self._trust.munge is None:
+            token_file = self._file.with_name("agent-token")
         try:
             return AsyncClient(
                 url,

@@ -142,7 +142,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
     grown = view.restart_count > old.restart_count
     if state is JobState.STOPPING and turn.orders.under_way(job.about, o.RequeueHeld):
         return
-    if state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
+    if state in restart.WAITS:
         if view.state is SchedulerState.PENDING and job.in_queue and _is_let_go(turn, job, old):
             # Our release's effect is seen before its outcome: tried again later, it would undo a person's hold.
             turn.orders.complete(job.about, "it is seen released", o.ReleaseJob)
@@ -209,7 +209,7 @@ def _running(turn: Turn, job: JobRecord, old: JobView) -> None:
     grown = job.view.restart_count > old.restart_count
     attempt = job.attempt
     again = grown or old.state in _QUEUED or old.state in ENDED
-    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD} and again:
+    if job.state in restart.IN_QUEUE and again:
         restart.runs(turn, job, old.state)
     elif job.in_queue and job.alive and job.state is JobState.DIAGNOSING:
         _released_while_settling(turn, job)
@@ -346,7 +346,7 @@ def attached(turn: Turn, event: e.LauncherAttached) -> None:
     _released_while_settling(turn, job)
     job_record.attached(turn, job, event.restart_count)
     turn.tell(job, f"A launcher holds its allocation ({len(event.nodes)} nodes, {event.ranks} ranks).")
-    if starts_anew and job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.HELD}:
+    if starts_anew and job.state in restart.IN_QUEUE:
         restart.runs(turn, job, job.view.state)
 
 
@@ -435,16 +435,8 @@ def escalated(turn: Turn, event: e.Escalated) -> None:
         return
     restart.exclude(turn, job, event.exclude_nodes)
     is_late = attempt is not None and attempt.restart_count < job.view.restart_count  # its run is over
-    if (
-        is_late
-        or turn.orders.under_way(job.about, o.RequeueHeld)
-        or job.in_queue
-        or job.state
-        in {
-            JobState.RELEASED,
-            JobState.WAITING_FOR_NODES,
-        }
-    ):
+    is_left = turn.orders.under_way(job.about, o.RequeueHeld) or job.in_queue or job.state in restart.WAITS
+    if is_late or is_left:
         return
     turn.claim(job, Claim.ESCALATED)
     turn.tell(job, f"Its launcher hands over: {event.why or 'no rung is left in its allocation'}.")

@@ -231,7 +231,7 @@ def _hold(turn: Turn, event: e.OperatorCommand, job: JobRecord) -> None:
     elif (
         incident is not None
         and not turn.in_allocation
-        and job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}
+        and job.state in restart.WAITS
         and job.view.state in {SchedulerState.PENDING, SchedulerState.HELD}
     ):
         # It is queued already: the same requeue order, with the count it had before, means "ensure that it is held".

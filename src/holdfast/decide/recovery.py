@@ -387,7 +387,7 @@ def timer(turn: Turn, job: JobRecord) -> None:
         _look_at_diagnosis(turn, job, incident)
     elif state is JobState.IN_PLACE or (state is JobState.RESTARTING and not turn.blind_to(job)):
         _not_started(turn, job, incident, policy)
-    elif state in {JobState.RELEASED, JobState.WAITING_FOR_NODES}:
+    elif state in restart.WAITS:
         _still_waiting(turn, job, incident, policy)
     elif state is JobState.HELD:
         restart.go_on_from_hold(turn, job)
@@ -550,7 +550,7 @@ def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: fl
     turn.stamp(incident, Mark.STOPPED, at)
     turn.orders.complete(job.about, "the attempt is over", o.StopAttempt, o.SaveAndStop)
     turn.orders.withdraw(job.about, "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
-    if job.state in {JobState.RELEASED, JobState.WAITING_FOR_NODES, JobState.RESTARTING}:
+    if job.state in restart.WAITS or job.state is JobState.RESTARTING:
         turn.claim(job, Claim.STARTED)  # and has ended before anybody saw it run
     if turn.orders.about(job.about, *_WAYS):
         return

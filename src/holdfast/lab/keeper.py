@@ -44,6 +44,7 @@ from holdfast.lab import machine, network
 from holdfast.lab.rack import Rack
 from holdfast.lab.settings import FACTS_NAME, LabFacts, read_facts
 from holdfast.lab.wire import SOCKET_NAME
+from holdfast.os.processes import strike
 from holdfast.os.unix_sockets import socket_address
 
 MARK = "HOLDFAST_LAB_DIR"
@@ -226,9 +227,9 @@ class Keeper:
             if daemon and daemon["pid"]:
                 self._end_daemon(daemon)
         end_descendants()
-        ours = {os.getpid(), os.getppid()}
         # What others started for this lab, such as a controller, carries the mark.
-        send_signal(set(marked(self.folder, MARK)) - ours, signal.SIGKILL)
+        others = set(marked(self.folder, MARK)) - {os.getppid()}
+        strike(others, signal.SIGKILL, of=lambda: marked(self.folder, MARK))
         if self.facts.settings.netns:
             network.remove_bridge(self.facts)
         if self.facts.settings.shared_mib:

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.adapters.local import processes
-from holdfast.adapters.local.node_init import fill_up, process_table, send_signal
+from holdfast.adapters.local.node_init import fill_up, process_table
 from holdfast.errors import LinkError, NotFoundError, RefusedError, UsageError
 from holdfast.lab import machine, network, packages, slurm_conf
 from holdfast.lab.keeper import MARK
@@ -36,6 +36,7 @@ from holdfast.lab.settings import LabFacts, LabSettings, check_settings, port_ra
 from holdfast.lab.slurm_daemons import COMMAND_S, END_S, SlurmDaemons, daemon_environment
 from holdfast.lab.waiting import ends, start_keeper, wait_gone, wait_until
 from holdfast.lab.wire import SOCKET_NAME, ask, is_running, write_program
+from holdfast.os.processes import strike
 from holdfast.os.programs import Command, run_blocking
 
 PROGRAMS = {"reboot": {"op": "rebooted"}} | {
@@ -336,7 +337,7 @@ def down(folder: Path) -> bool:
     left = _marked(folder)
     if left:
         ran = True
-        send_signal(left, signal.SIGKILL)
+        strike(left, signal.SIGKILL, of=lambda: _marked(folder))
         wait_until(lambda: not _marked(folder), f"processes of the lab in {folder}", limit_s=END_S)
     with contextlib.suppress(NotFoundError, LinkError):
         facts = read_facts(folder)

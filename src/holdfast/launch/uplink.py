@@ -22,7 +22,7 @@ from holdfast.model.wire import ADDRESS_SIZE_MAX, Beat
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import DEFAULT_TRUST, Trust, trust_of
 from holdfast.os.tokens import token_in
-from holdfast.os.unix_sockets import NAME, SCHEME, address_of
+from holdfast.os.unix_sockets import SCHEME
 
 if TYPE_CHECKING:
     from holdfast.client import AsyncClient
@@ -80,8 +80,7 @@ class ControllerLine:
     def _read_url(self) -> str:
         if self._file is None:
             raise LinkError("no controller is configured")
-        beside = self._file.absolute().with_name(NAME)
-        if self._token_file is None and self._trust.munge is None and (local := address_of(beside)):
+        if local := self._trust.socket_beside(self._file, self._token_file):
             return local
         try:
             return str(json.loads(read_bounded(self._file, ADDRESS_SIZE_MAX))["url"])

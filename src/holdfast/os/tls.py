@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError, RefusedError
 from holdfast.os.files import read_bounded
 from holdfast.os.listeners import listener_uids
 from holdfast.os.tokens import check_token
-from holdfast.os.unix_sockets import USERS_FROM, check_place, socket_of
+from holdfast.os.unix_sockets import USERS_FROM, address_beside, check_place, socket_of
 
 CA_FILE, CERT_FILE, PLAIN_HTTP = "HOLDFAST_CA_FILE", "HOLDFAST_CERT_FILE", "HOLDFAST_PLAIN_HTTP"
 MUNGE = "HOLDFAST_MUNGE"
@@ -84,6 +84,14 @@ class Trust(Struct, frozen=True):
                 f"as that user, name its socket (unix:PATH), have it serve https ([tls] of its holdfast.toml), or "
                 f"allow it by {PLAIN_HTTP}=1 or `plain_http = true`"
             )
+
+    def socket_beside(self, file: Path, token_file: Path | None) -> str:
+        """The address of the socket beside a `controller.json`; empty where none answers, or a token or munge is named.
+
+        Raises:
+            RefusedError: who listens is not the controller.
+        """
+        return address_beside(file) if token_file is None and self.munge is None else ""
 
     def context(self) -> ssl.SSLContext | bool:
         """What httpx takes as `verify`; host names are checked in any case.

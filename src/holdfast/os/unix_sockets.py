@@ -64,6 +64,11 @@ def address_of(path: Path) -> str:
     return f"{SCHEME}{path}"
 
 
+def address_beside(file: Path) -> str:
+    """The address of the socket beside a `controller.json`. See `address_of`."""
+    return address_of(file.absolute().with_name(NAME))
+
+
 def listener(path: Path) -> int:
     """The user whose process listens at the socket.
 

@@ -30,7 +30,7 @@ from holdfast.model.wire import ADDRESS_SIZE_MAX, ControllerAddress
 from holdfast.os.files import read_bounded
 from holdfast.os.tls import CA_NAME, TlsFiles, Trust, trust_of
 from holdfast.os.tokens import token_in
-from holdfast.os.unix_sockets import NAME, SCHEME, SITE_SOCKET, address_of, listener
+from holdfast.os.unix_sockets import SCHEME, SITE_SOCKET, address_beside, listener
 from holdfast.wiring import settings_places
 from holdfast.wiring.settings_places import FILE_NAME, is_found, named_file, places, read_found
 
@@ -262,7 +262,7 @@ def _hint() -> str:
 
 def _of_folder(folder: Path, said_by: str, settings: Settings) -> Link:
     facts = folder / "controller" / "controller.json"
-    if local := address_of(facts.absolute().with_name(NAME)):
+    if local := address_beside(facts):
         return Link(local, said_by=f"{said_by} {folder}")
     try:
         text = read_bounded(facts, ADDRESS_SIZE_MAX)

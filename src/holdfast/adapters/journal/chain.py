@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Executable, func, insert, or_, select
+from sqlalchemy import Connection, Executable, and_, func, insert, or_, select
 
 from holdfast.adapters.journal import schema
 from holdfast.model.audit import (
@@ -165,9 +165,10 @@ def _check_lines(connection: Connection) -> None:
     Acts whose lines know nothing of orders are of a version that wrote no such line.
     """
     table, events = schema.audit, schema.events
-    there = set(connection.scalars(select(events.c.seq).where(events.c.kind.in_(AUDITED))))
+    is_there = and_(events.c.seq == table.c.seq, events.c.kind.in_(AUDITED))
+    query = select(table, events.c.seq.label("there")).outerjoin(events, is_there).order_by(table.c.number)
     gone: dict[int, int] = {}
-    for row in connection.execute(select(table).order_by(table.c.number)):
+    for row in connection.execute(query):
         act = json.loads(row.line)["act"]
         seq = act.get("seq", 0)
         if row.seq != seq:
@@ -175,7 +176,7 @@ def _check_lines(connection: Connection) -> None:
         if act.get("event") == DROPPED:
             for one in act["seqs"]:
                 gone.pop(one, None)
-        elif seq and seq not in there and ORDERS in act:
+        elif seq and row.there is None and ORDERS in act:
             gone[seq] = row.number
     for seq, number in gone.items():
         raise ChainError(f"event {seq} is missing, of which line {number} speaks: retention did not drop it")

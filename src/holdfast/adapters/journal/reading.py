@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -211,31 +212,30 @@ class JournalReading:
 
     async def jobs(self, *, job: str = "") -> list[JobRecord]:
         """See `ports.Journal.jobs`."""
-        return self._records("jobs", JobRecord, {"id": job}, order="key")
+        return list(self._records("jobs", JobRecord, {"id": job}, order="key"))
 
     async def nodes(self, *, node: str = "") -> list[NodeRecord]:
         """See `ports.Journal.nodes`."""
-        return self._records("nodes", NodeRecord, {"name": node}, order="name")
+        return list(self._records("nodes", NodeRecord, {"name": node}, order="name"))
 
     async def brakes(self) -> list[BrakeRecord]:
         """See `ports.Journal.brakes`."""
-        return self._records("brakes", BrakeRecord, {}, order="name")
+        return list(self._records("brakes", BrakeRecord, {}, order="name"))
 
     async def incidents(
         self, *, incident: str = "", job: str = "", node: str = "", open_only: bool = False, limit: int = 1000
     ) -> list[IncidentRecord]:
         """See `ports.Journal.incidents`."""
         asked = {"id": incident, "closed_at": 0.0 if open_only else ""}
-        read = limit if not job and not node else EVERY
-        found = self._records("incidents", IncidentRecord, asked, order="opened_at DESC, id DESC", limit=read)
-        return [one for one in found if one.concerns(job=job, node=node)][:limit]
+        found = self._records("incidents", IncidentRecord, asked, order="opened_at DESC, id DESC")
+        return list(islice((one for one in found if one.concerns(job=job, node=node)), limit))
 
     async def orders(
         self, *, incident: str = "", job: str = "", node: str = "", pending_only: bool = False, limit: int = 1000
     ) -> list[OrderRecord]:
         """See `ports.Journal.orders`."""
         asked = {"incident": incident, "job": job, "node": node, "status": WAITING if pending_only else ""}
-        return self._records("orders", OrderRecord, asked, order="issued_at DESC, id DESC", limit=limit)
+        return list(self._records("orders", OrderRecord, asked, order="issued_at DESC, id DESC", limit=limit))
 
     async def samples(self, series: str, subject: str = "", *, after: float = 0.0) -> list[Sample]:
         """See `ports.Journal.samples`."""
@@ -283,9 +283,9 @@ class JournalReading:
 
     # --- rows ---
 
-    def _records(self, table: str, kind: type[R], asked: Asked, *, order: str, limit: int = EVERY) -> list[R]:
+    def _records(self, table: str, kind: type[R], asked: Asked, *, order: str, limit: int = EVERY) -> Iterator[R]:
         where, values = _chosen_by(asked)
-        return list(self._decoded(table, lambda data: decode(data, kind), where, values, order=order, limit=limit))
+        return self._decoded(table, lambda data: decode(data, kind), where, values, order=order, limit=limit)
 
     def _decoded(
         self,

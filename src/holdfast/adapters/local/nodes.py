@@ -35,6 +35,7 @@ from holdfast.adapters.local import node_init, processes
 from holdfast.adapters.local.link import CUT_NAME, NodeLink
 from holdfast.errors import PermanentOrderError, TemporaryOrderError
 from holdfast.os.files import write_whole
+from holdfast.os.processes import strike
 from holdfast.os.tls import CA_FILE
 
 GPU_BUSES = ("53", "64", "75", "86", "97", "a8", "b9", "ca")
@@ -253,8 +254,7 @@ class LocalNode:
     def switch_off(self, evidence: str) -> None:
         """SIGKILL everything on the node at once; parents before children, so that nothing is left to report."""
         if self.pid:
-            table = node_init.process_table()
-            node_init.send_signal([self.pid, *node_init.descendants(self.pid, table)], signal.SIGKILL)
+            strike(self.pids_of("node"), signal.SIGKILL, of=lambda: self.pids_of("node"))
         self._lost(evidence)
 
     async def shut_down(self, limit_s: float) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.adapters.local.node_init import process_table, send_signal
+from holdfast.os.processes import strike
 
 CLUSTER_MARK = "HOLDFAST_CLUSTER_DIR"
 """Environment variable that everything started by an embedded cluster carries; its value is the cluster's folder."""
@@ -52,7 +53,7 @@ def end_all(look: Callable[[], Iterable[int]], *, limit_s: float = 5.0) -> list[
     deadline = time.monotonic() + limit_s
     left = [pid for pid in look() if pid != os.getpid()]
     while left and time.monotonic() < deadline:
-        send_signal(left, signal.SIGKILL)
+        strike(left, signal.SIGKILL, of=lambda: set(look()))
         time.sleep(0.002)
         left = [pid for pid in look() if pid != os.getpid()]
     return left
