@@ -39,6 +39,31 @@ def test_blocks_are_domains_too() -> None:
     assert parse(text) == {"node01": "b1", "node02": "b1", "node03": "b2", "node04": "b2"}
 
 
+def test_a_topology_yaml_counts_its_default_first() -> None:
+    """topology.yaml(5): a tree, blocks for nodes outside it, and a flat one."""
+    text = """---
+- topology: blocks  # not the cluster's own
+  block:
+    block_sizes: [2]
+    blocks:
+      - block: b1
+        nodes: node[01-02]
+      - block: b2
+        nodes: node05
+- topology: fabric
+  cluster_default: true
+  tree:
+    switches:
+      - {switch: root, children: "s[1-2]"}
+      - {switch: s1, nodes: "node[01-02]"}
+      - {switch: s2, nodes: "node[03-04]"}
+- topology: rest
+  flat: true
+"""
+    wanted = {"node01": "root/s1", "node02": "root/s1", "node03": "root/s2", "node04": "root/s2", "node05": "b2"}
+    assert parse(text) == wanted
+
+
 def test_toml_says_it_for_power_and_racks() -> None:
     """One path per set of nodes, outermost first."""
     text = '[domains]\n"feed1/rack3/switch7" = "node[097-098]"\n"feed1/rack4" = "node099"\n'
@@ -49,7 +74,9 @@ def test_toml_says_it_for_power_and_racks() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("hello there", "neither Slurm's topology.conf nor TOML"),
+        ("hello there", "neither Slurm's topology.conf or topology.yaml nor TOML"),
+        ("- topology: t\n  tree: 5\n", "is no topology.yaml of Slurm"),
+        ("- topology: [", "is no topology.yaml of Slurm"),
         ("[racks]\na = 'b'", r"write \[domains\]"),
         ("[domains]\nr1 = 5", "write the nodes as one set"),
         ("[domains]\nr1 = 'n[1-2]'\nr2 = 'n2'", "n2 stands in two domains, r1 and r2"),

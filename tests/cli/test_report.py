@@ -66,6 +66,7 @@ def test_a_report_narrows_to_job_incident_and_time(holdfast: Holdfast, dead_clus
 
     assert incidents("--job", "1779") == []
     assert incidents("--job", "1778") == ["i-1", "i-2"]
+    assert incidents("--job", "1778(1)") == ["i-1", "i-2"]  # as notices and `holdfast job` have it
     assert incidents("--incident", "i-1") == ["i-1"]
     assert incidents("--last", "80s") == ["i-2"]
     assert incidents("--last", "1h") == ["i-1", "i-2"]

@@ -393,6 +393,17 @@ def test_marks_of_a_requeue(play):
     assert times[0] >= incident_at
 
 
+def test_the_mark_stopped_is_the_attempts_own_end(play):
+    """Its ranks ended a while before the job was back in the queue: the mark is not moved by the requeue."""
+    play.xid("n2")
+    play.ended(0)
+    ended_at = play.now
+    play.now += 20.0
+    play.done(o.RequeueHeld)
+    assert play.incident.marks[Mark.STOPPED] == ended_at
+    assert play.incident.marks[Mark.REQUEUED] == play.now
+
+
 def test_budgets_of_the_job_go_before_the_policys():
     """`max_requeues` in the job's own words."""
     play = Play(Policy(limits=Limits(max_requeues=5))).nodes()

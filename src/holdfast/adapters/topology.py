@@ -1,8 +1,8 @@
 """Which nodes share a switch, a rack or a power feed: read from a file or from Slurm, and told with every look.
 
 `wiring/controller.py` puts `Placed` around the orchestrator, whatever its kind, when a topology is named. Two forms are
-understood: Slurm's (`topology.conf`, `scontrol show topology`: switches in a tree, or blocks), and TOML, one path of
-failure domains per set of nodes::
+understood: Slurm's (`topology.conf`, `topology.yaml`, `scontrol show topology`: switches in a tree, or blocks), and
+TOML, one path of failure domains per set of nodes::
 
     [domains]
     "feed1/rack3/switch7" = "node[097-112]"
@@ -14,14 +14,17 @@ Time: it is read again every ten minutes, when somebody looks.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
+import yaml
 from ClusterShell.NodeSet import NodeSet, NodeSetException
-from msgspec import structs
+from msgspec import Struct, structs
 
 from holdfast.errors import ConfigError, LinkError
 from holdfast.model.cluster import WorldView
@@ -37,19 +40,61 @@ NOTHING = "No topology information"
 _log = structlog.get_logger("holdfast.topology")
 
 
+_IS_YAML = re.compile(r"^\s*-\s+topology\s*:", re.MULTILINE)
+"""The first attribute of every topology in topology.yaml(5)."""
+
+
+class _Switch(Struct, frozen=True):
+    """A switch or a block, as any of Slurm's forms names it."""
+
+    name: str
+    children: str
+    nodes: str
+    line: int = 0
+
+
+class _YamlSwitch(Struct, frozen=True):
+    switch: str
+    children: str = ""
+    nodes: str = ""
+
+
+class _YamlBlock(Struct, frozen=True):
+    block: str
+    nodes: str = ""
+
+
+class _Tree(Struct, frozen=True):
+    switches: tuple[_YamlSwitch, ...] = ()
+
+
+class _Blocks(Struct, frozen=True):
+    blocks: tuple[_YamlBlock, ...] = ()
+
+
+class _Topology(Struct, frozen=True):
+    """One of topology.yaml(5); a flat one has no switches."""
+
+    cluster_default: bool = False
+    tree: _Tree = _Tree()
+    block: _Blocks = _Blocks()
+
+
 def parse(text: str, file: str = "") -> dict[str, str]:
     """Failure domain path of each node, outermost domain first.
 
     Raises:
         ConfigError: neither form; with the file, and the line where there is one.
     """
+    if _IS_YAML.search(text):
+        return _of_yaml(text, file)
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     if any(line.lower().startswith(("switchname=", "blockname=")) for line in lines):
         return of_slurm(lines, file)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is neither Slurm's topology.conf nor TOML: {error}", file=file) from error
+        raise ConfigError(f"is neither Slurm's topology.conf or topology.yaml nor TOML: {error}", file=file) from error
     domains = data.get("domains")
     if not isinstance(domains, dict) or set(data) != {"domains"}:
         raise ConfigError('says nothing of nodes: write [domains] and lines like "rack3/switch7" = "n[1-8]"', file=file)
@@ -70,19 +115,42 @@ def of_slurm(lines: Sequence[str], file: str = "") -> dict[str, str]:
     Raises:
         ConfigError: what should be a set of nodes or switches is none.
     """
-    leaves: dict[str, str] = {}
-    above: dict[str, str] = {}
+    found: list[_Switch] = []
     for number, line in enumerate(lines, 1):
         words = {key.lower(): value for key, _, value in (word.partition("=") for word in line.split())}
-        name = words.get("switchname") or words.get("blockname")
-        if not name:
-            continue
-        if below := _nodes(words.get("switches", ""), file, number):
+        if name := words.get("switchname") or words.get("blockname"):
+            found.append(_Switch(name, words.get("switches", ""), words.get("nodes", ""), number))
+    return _paths(found, file)
+
+
+def _of_yaml(text: str, file: str) -> dict[str, str]:
+    """A file may hold several topologies: the cluster's default counts, and another one for nodes that are not in it.
+
+    Raises:
+        ConfigError: no such file.
+    """
+    try:
+        told = msgspec.convert(yaml.safe_load(text), list[_Topology])
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ConfigError(f"is no topology.yaml of Slurm: {error}", file=file) from error
+    paths: dict[str, str] = {}
+    for one in sorted(told, key=lambda one: not one.cluster_default):
+        found = [_Switch(s.switch, s.children, s.nodes) for s in one.tree.switches]
+        found += [_Switch(b.block, "", b.nodes) for b in one.block.blocks]
+        paths = _paths(found, file) | paths
+    return paths
+
+
+def _paths(found: Sequence[_Switch], file: str) -> dict[str, str]:
+    leaves: dict[str, str] = {}
+    above: dict[str, str] = {}
+    for switch in found:
+        if below := _nodes(switch.children, file, switch.line):
             # A switch above others repeats their nodes in `scontrol show topology`.
-            above.update(dict.fromkeys(below, name))
+            above.update(dict.fromkeys(below, switch.name))
             continue
-        for node in _nodes(words.get("nodes", ""), file, number):
-            leaves.setdefault(node, name)
+        for node in _nodes(switch.nodes, file, switch.line):
+            leaves.setdefault(node, switch.name)
     return {node: "/".join(_upwards(leaf, above)) for node, leaf in leaves.items()}
 
 

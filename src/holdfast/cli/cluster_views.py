@@ -32,7 +32,7 @@ from holdfast.cli.incident_lines import (
 )
 from holdfast.cli.json_forms import brake_form, form, incident_page_form, incident_row, job_form, job_row, node_row
 from holdfast.cli.options import OptionSet, Where
-from holdfast.cli.records import Records, launcher_gone, policies_of, read
+from holdfast.cli.records import Records, job_named, launcher_gone, policies_of, read
 from holdfast.errors import RefusedError, UsageError
 from holdfast.model.events import AnyEvent
 from holdfast.model.records import SHOWN_STATES, BrakeRecord, IncidentRecord, JobRecord, NodeRecord, OrderRecord
@@ -70,18 +70,11 @@ def job(
     where: Where,
 ) -> Answer:
     """Show one job: attempts and how they ended, saves, incidents, what it waits for, its story."""
-    name = job_id.partition("(")[0]
 
     async def look(
         records: Records,
     ) -> tuple[JobRecord, list[IncidentRecord], list[OrderRecord], list[Save], TrainingTime, str]:
-        known = await records.jobs()
-        found = [record for record in known if name in {str(record.key), record.key.id, record.view.task or None}]
-        if not found:
-            raise screen.missing("job", name, [str(record.key) for record in known])
-        # Schedulers reuse ids: the bare id means the newest job of that id, `1778#1` an earlier one.
-        exact = [record for record in found if str(record.key) == name and "#" in name]
-        record = max(exact or found, key=lambda record: record.key.generation)
+        record = await job_named(records, job_id)
         incidents = await records.incidents(job=str(record.key))
         orders = await records.orders(job=str(record.key))
         trained = training_time(record, screen.now(), proof_of(record, await policies_of(records)))

@@ -81,6 +81,23 @@ async def policies_of(records: Records, file: Path | None = None) -> PolicySet:
     return read_policy(file, presets)[0] if file is not None else await gather.policies_in(records, presets)
 
 
+async def job_named(records: Records, said: str) -> JobRecord:
+    """The job that a person means by `1778`, `1778(1)`, `1778#2`, or an array's task, `12_2`.
+
+    Schedulers reuse ids: the bare id means the newest job of that id, `1778#1` an earlier one.
+
+    Raises:
+        NotFoundError: there is none; names some that there are.
+    """
+    name = said.partition("(")[0]
+    known = await records.jobs()
+    found = [record for record in known if name in {str(record.key), record.key.id, record.view.task or None}]
+    if not found:
+        raise screen.missing("job", name, [str(record.key) for record in known])
+    exact = [record for record in found if str(record.key) == name and "#" in name]
+    return max(exact or found, key=lambda record: record.key.generation)
+
+
 def notes_of(records: Records) -> list[str]:
     """What of a journal's file could not be read, handed over once: who takes it shows it."""
     take = getattr(records, "take_notes", None)

@@ -21,7 +21,7 @@ from holdfast.cli.answer import taking
 from holdfast.cli.house_style import house_style
 from holdfast.cli.options import Where
 from holdfast.cli.pdf import print_pdf
-from holdfast.cli.records import Records, notes_of, policies_of, read, writer_of
+from holdfast.cli.records import Records, job_named, notes_of, policies_of, read, writer_of
 from holdfast.cli.report_options import Format, Kind, ReportOptions
 from holdfast.cli.report_trace import figure_named, read_trace, show_trace, trace_form
 from holdfast.drill.calendar import checked, held
@@ -148,7 +148,9 @@ def _prometheus(url: str, kind: Kind, config: Path | None) -> tuple[str, str]:
 async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | None]:
     """Read everything, with a bar on standard error while a large journal is read."""
     given = asked.given
-    await _check_names(records, given.job, given.incident)
+    job = str((await job_named(records, given.job)).key) if given.job else ""
+    if given.incident and not await records.incidents(incident=given.incident):
+        raise screen.missing("incident", given.incident, [record.id for record in await records.incidents()])
     with screen.progress() as bar:
         task = bar.add_task("reading", total=None)
 
@@ -159,7 +161,7 @@ async def _collect(records: Records, asked: Asked) -> tuple[ReportData, Trace | 
                 + (f", last {given.last}" if given.last else f", month {given.month}" if given.month else ""),
                 cluster="",
                 now=asked.now,
-                job=given.job,
+                job=job,
                 incident=given.incident,
                 since=begin,
                 until=end,
@@ -239,15 +241,6 @@ def _where(given: ReportOptions) -> Where:
             if os.path.exists(path):  # noqa: PTH110 - as above
                 return Where(journal=str(path))
     return given.fill(Where)
-
-
-async def _check_names(records: Records, job: str, incident: str) -> None:
-    if job:
-        known = [str(record.key) for record in await records.jobs()]
-        if job not in known:
-            raise screen.missing("job", job, known)
-    if incident and not await records.incidents(incident=incident):
-        raise screen.missing("incident", incident, [record.id for record in await records.incidents()])
 
 
 def _text(data: ReportData, form: Format, kind: Kind, templates: Path | None) -> str:

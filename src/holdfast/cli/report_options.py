@@ -41,7 +41,7 @@ class ReportOptions(OptionSet, frozen=True):
         Path | None, typer.Option("--dir", metavar="CLUSTER_DIR", help="Read the journal in this cluster's folder.")
     ] = None
     url: UrlOption = None
-    job: Annotated[str, typer.Option(metavar="ID", help="Only this job.")] = ""
+    job: Annotated[str, typer.Option(metavar="ID", help="Only this job, as `holdfast job` takes it.")] = ""
     incident: Annotated[str, typer.Option(metavar="ID", help="Only this incident.")] = ""
     last: Annotated[str, typer.Option(metavar="TIME", help="Only what lived then: 12h, 30d, 4w.")] = ""
     month: Annotated[

@@ -274,7 +274,7 @@ def _failed(turn: Turn, job: JobRecord, code: int | None) -> None:
             recovery.attempt_is_over(turn, job, incident)
         return
     if incident is not None and job.state is JobState.WATCHING:
-        turn.stamp(incident, Mark.STOPPED)
+        restart.stamp_stopped(turn, job, incident)
         restart.finish(turn, job, JobTrigger.GIVE_UP, OBSERVED, f"it ended (exit code {code}) and was left alone")
         return
     if job.view.state is SchedulerState.NODE_FAIL:
@@ -635,10 +635,10 @@ def started(turn: Turn, job: JobRecord, at: float) -> None:
     incident = restart.incident_of(turn, job)
     if incident is not None and job.state in {JobState.STOPPING, JobState.DIAGNOSING}:
         # The launcher was faster than its own reports: the decision that this engine did not see is made up for.
-        turn.stamp(incident, Mark.STOPPED, at)
+        before = job.attempts[-2] if len(job.attempts) > 1 else None
+        restart.stamp_stopped(turn, job, incident, before.ended_at if before is not None and before.ended_at else at)
         diagnosis = incidents.judge(turn, incident, job)
         job_record.governed(turn, job, incident.id)
-        before = job.attempts[-2] if len(job.attempts) > 1 else None
         broke = ladder.where_broke(before, incident)
         job_record.charge(job, Remedy.RESTART_IN_PLACE, diagnosis, broke, diagnosis.nodes, attempt=before)
         incident_record.tried(turn, incident, Remedy.RESTART_IN_PLACE)
@@ -687,7 +687,7 @@ def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
     elif event.exit_code == 0 and not event.signal:
         _ended_well(turn, job)
     elif job.state is JobState.WATCHING and incident is not None and record.incident == incident.id:
-        turn.stamp(incident, Mark.STOPPED, event.at)
+        restart.stamp_stopped(turn, job, incident, event.at)
         restart.leave_alone(turn, job, incident, "it was to be left alone, and has ended")
     elif event.exit_code == EXIT_DO_NOT_REQUEUE and turn.in_allocation:
         restart.give_up(turn, job, incident, "it asked not to be requeued (exit code 86)")

@@ -547,7 +547,7 @@ def _fence_suspects(turn: Turn, job: JobRecord, incident: IncidentRecord, diagno
 def attempt_is_over(turn: Turn, job: JobRecord, incident: IncidentRecord, at: float | None = None) -> None:
     """Its processes are gone: stamp it, and decide as soon as the evidence has settled."""
     restart.not_restarted(job, incident)
-    turn.stamp(incident, Mark.STOPPED, at)
+    restart.stamp_stopped(turn, job, incident, at)
     turn.orders.complete(job.about, "the attempt is over", o.StopAttempt, o.SaveAndStop)
     turn.orders.withdraw(job.about, "the attempt is over", o.CaptureStacks, o.SetExcluded, o.ReleaseJob)
     if job.state in restart.WAITS or job.state is JobState.RESTARTING:
@@ -680,7 +680,6 @@ def requeued(turn: Turn, job: JobRecord, restart_count: int) -> None:
         return
     turn.claim(job, Claim.QUEUED)
     job_record.end_with_its_run(turn, job)
-    turn.stamp(incident, Mark.STOPPED)
     turn.stamp(incident, Mark.REQUEUED)
     attempt_is_over(turn, job, incident)
 

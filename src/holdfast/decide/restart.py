@@ -389,7 +389,7 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
     turn.claim(job, Claim.ADOPTED)
     turn.tell_all(incident, job, f"{why}.")
     if incident is not None:
-        turn.stamp(incident, Mark.STOPPED)
+        stamp_stopped(turn, job, incident)
         turn.stamp(incident, Mark.REQUEUED)
         _lift_outdated(turn, job, incident)
     wait(turn, job)
@@ -500,6 +500,12 @@ def _allow(turn: Turn, job: JobRecord, names: list[str]) -> None:
 def incident_of(turn: Turn, job: JobRecord) -> IncidentRecord | None:
     """The open incident that governs its recovery."""
     return turn.state.incidents.get(job.incident)
+
+
+def stamp_stopped(turn: Turn, job: JobRecord, incident: IncidentRecord, at: float | None = None) -> None:
+    """The broken attempt is over: since its own end where that is known, however late the job is found in the queue."""
+    ended_at = job.attempt.ended_at if job.attempt is not None else 0.0
+    turn.stamp(incident, Mark.STOPPED, ended_at or at)
 
 
 def wait(turn: Turn, job: JobRecord, after_s: float | None = None) -> None:

@@ -107,7 +107,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cluster: str = ""
     """The cluster that the controller keeps, as its `--cluster`: `slurm:`, `slurm:/etc/slurm/slurm.conf`."""
     topology: str = ""
-    """Which nodes share a switch, rack or power feed: a file (Slurm's topology.conf, or TOML), or `slurm`."""
+    """Which nodes share a switch, rack or power feed: a file (TOML, Slurm's topology.conf or .yaml), or `slurm`."""
     slurm: SlurmConfig = SlurmConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
     repair: RepairConfig = RepairConfig()

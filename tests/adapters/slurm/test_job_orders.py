@@ -15,6 +15,7 @@ from holdfast.adapters.slurm.node_orders import NodeOrders
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob, node_names
 from holdfast.adapters.slurm.settings import SlurmConfig
+from holdfast.errors import PermanentOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
 
@@ -107,6 +108,17 @@ def test_what_the_owner_excluded_stays_excluded_when_ours_changes() -> None:
         return kept_off
 
     assert asyncio.run(work()) == [("node02", "node09"), ("node03", "node09"), ("node09",)]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
+def test_a_job_that_may_not_be_requeued_is_left_as_it_is(state: str) -> None:
+    """--no-requeue, or JobRequeue=0: neither killed nor changed, running or ended."""
+    slurm = Slurm()
+    slurm.job = replace(slurm.job, states=frozenset({state}), requeue=False)
+    order = o.RequeueHeld(id="1", job=KEY, why="a crash", cause=1, restart_count=0)
+    with pytest.raises(PermanentOrderError, match="--no-requeue"):
+        asyncio.run(_jobs(slurm).execute(order))
+    assert slurm.told == []
 
 
 @pytest.mark.parametrize(

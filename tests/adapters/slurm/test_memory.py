@@ -111,7 +111,7 @@ def node_of(memory: Memory, state: str, reason: str = OURS) -> NodeView:
     """The node as the engine is shown it."""
     (read,) = nodes_of_text(IDLE.replace("IDLE", state) + reason)
     node = memory.without_stale(memory.own_reason(read))
-    return node_view(node, jobs=(), topology={}, machine=MachineId("n1/1", "slurm"), boot="b")
+    return node_view(node, jobs=(), machine=MachineId("n1/1", "slurm"), boot="b")
 
 
 def test_a_reason_that_a_node_bore_in_service_is_stale(tmp_path: Path) -> None:

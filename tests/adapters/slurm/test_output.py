@@ -21,7 +21,6 @@ from holdfast.adapters.slurm.output import (
     seconds,
     text,
     time_of,
-    topology_of,
     words,
 )
 from holdfast.adapters.slurm.views import job_view
@@ -248,18 +247,6 @@ def test_the_configuration_tells_what_recovery_depends_on() -> None:
     facts = facts_of_config(recorded("22.05", "scontrol-show-config.txt").decode())
     assert (facts.name, facts.version, facts.accounting) == ("lab", "22.05.8", False)
     assert (facts.min_job_age_s, facts.reboots) == (300, True)
-
-
-def test_topology_gives_a_path_of_switches() -> None:
-    """From the top down to the node's own switch."""
-    told = (
-        "SwitchName=core Level=1 LinkSpeed=1 Nodes=node[01-04] Switches=leaf[1-2]\n"
-        "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[01-02]\nSwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=node[03-04]\n"
-    )
-    assert topology_of(told) == {
-        "node01": "core/leaf1", "node02": "core/leaf1", "node03": "core/leaf2", "node04": "core/leaf2",
-    }  # fmt: skip
-    assert topology_of("") == {}
 
 
 def test_accounting_tells_how_forgotten_jobs_ended() -> None:

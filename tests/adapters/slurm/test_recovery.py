@@ -170,6 +170,15 @@ def test_the_owner_of_a_job_that_slurm_itself_holds_is_told(slurm_lab: SlurmLab,
         slurm_lab.run(["scontrol", "reconfigure"])
 
 
+def test_no_requeue_is_respected_and_its_owner_is_told(slurm_lab: SlurmLab, kept: Kept) -> None:
+    """The job asks for recovery all the same: that is said when it begins, and it is given up when it fails."""
+    job = slurm_lab.sbatch(["--no-requeue", "--output=/dev/null"], script=ONCE)
+    kept.until(lambda: "so it is not requeued" in kept.notices(), "its owner is told")
+    kept.until(lambda: kept.state(job) == "given_up", "given up")
+    seen = slurm_lab.job(job)
+    assert (seen["JobState"], seen["Requeue"], seen["Restarts"]) == ("FAILED", "0", "0")
+
+
 def test_an_output_file_that_cannot_be_written_is_named(slurm_lab: SlurmLab, kept: Kept) -> None:
     """Slurm ends such a job with 0:53, which is no signal of a rank."""
     job = slurm_lab.sbatch(["--output=/nonexistent/job.out"], script=ONCE)

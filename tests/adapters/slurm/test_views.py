@@ -133,13 +133,12 @@ def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
     """Only on a node that was taken out of service, and near misses come as a warning."""
     facts = {
         "jobs": (),
-        "topology": {"node01": "core/leaf1"},
         "machine": MachineId("node01/1", "slurm"),
         "boot": "slurm:1@5",
     }
     asked = node_view(node("IDLE", "FAIL", reason="Action:Replace", gpus=8), **facts)
     assert (asked.asked, asked.warnings, asked.group, asked.gpus) == ("replace", (), "main", 8)
-    assert (asked.topology, asked.instance_id, asked.boot_id) == ("core/leaf1", "slurm:node01/1", "slurm:1@5")
+    assert (asked.instance_id, asked.boot_id) == ("slurm:node01/1", "slurm:1@5")
     nearly = node_view(node("IDLE", "DRAIN", reason="action:replace"), **facts)
     assert nearly.asked == ""
     assert "Action:Replace" in nearly.warnings[0]
@@ -147,7 +146,7 @@ def test_a_node_tells_what_a_person_asks_with_its_reason() -> None:
 
 def test_a_node_that_slurm_drained_for_its_prolog_says_so() -> None:
     """Slurm's own reason, exactly, on a drained node; a person's words about a prolog are a person's."""
-    facts = {"jobs": (), "topology": {}, "machine": MachineId("node01/1", "slurm"), "boot": ""}
+    facts = {"jobs": (), "machine": MachineId("node01/1", "slurm"), "boot": ""}
     assert node_view(node("IDLE", "DRAIN", reason="Prolog error"), **facts).failed_check == "its Prolog failed"
     assert node_view(node("IDLE", "DRAIN", reason="prolog error, mei looks"), **facts).failed_check == ""
     assert node_view(node("IDLE", reason="Prolog error"), **facts).failed_check == ""

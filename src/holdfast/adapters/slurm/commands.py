@@ -60,7 +60,6 @@ NODES: Argv = ("scontrol", "show", "nodes", "-o", "--all")
 NODES_JSON: Argv = ("scontrol", "show", "nodes", "--json")
 CONFIG: Argv = ("scontrol", "show", "config")
 PARTITIONS: Argv = ("scontrol", "show", "partitions", "-o", "--all")
-TOPOLOGY: Argv = ("scontrol", "show", "topology")
 PULSE_JOBS: Argv = ("squeue", "--all", "--states=all", "-h", "-o", "%A|%F|%K|%T|%r|%Q|%N|%V|%x")
 """A cheap look by which to tell that something changed: no field of it is a user's free text."""
 PULSE_NODES: Argv = ("sinfo", "--all", "-h", "-N", "-o", "%N|%T|%E|%H")
@@ -126,9 +125,9 @@ def exclude(ref: str, nodes: Sequence[str], why: str = "") -> Argv:
     return ("scontrol", "update", f"JobId={job_ref(ref)}", *_explained(why), f"ExcNodeList={listed}")
 
 
-def allow_requeue(ref: str) -> Argv:
-    """Undo `--no-requeue`, without which Slurm refuses."""
-    return ("scontrol", "update", f"JobId={job_ref(ref)}", "Requeue=1")
+def nudge(ref: str, *, requeue: bool) -> Argv:
+    """Change nothing of the job (`requeue` is what it has): any update has the scheduler look soon."""
+    return ("scontrol", "update", f"JobId={job_ref(ref)}", f"Requeue={int(requeue)}")
 
 
 def set_output(ref: str, path: str) -> Argv:

@@ -24,7 +24,7 @@ from holdfast.adapters.slurm.daemons import address_of, answers_not
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.old_output import OldOutput
-from holdfast.adapters.slurm.output import SlurmJob
+from holdfast.adapters.slurm.output import NO_REQUEUE, SlurmJob
 from holdfast.adapters.slurm.tool import Tool, is_queued, over_already
 from holdfast.adapters.slurm.views import NO_ANSWER, is_completing, state_of
 from holdfast.errors import OrderError, PermanentOrderError, TemporaryOrderError
@@ -211,7 +211,7 @@ class JobOrders:
             # It has not started, or its start failed and Slurm holds it: nothing of it runs.
             return await self._hold_queued(order.job, "it was waiting")
         if not job.requeue:
-            await self._tool.run(commands.allow_requeue(job.ref))
+            raise PermanentOrderError(NO_REQUEUE)
         gently = waits_for(job, reading.jobs)
         if order.gone:
             if not order.leased:
@@ -290,10 +290,6 @@ class JobOrders:
                 return
             if is_queued(str(error)):
                 return  # a node went down under it: Slurm has queued it, although it still shows COMPLETING
-            if not now.requeue:
-                await self._tool.run(commands.allow_requeue(now.ref))
-                await self._tool.run(commands.control("requeuehold", now.ref))
-                return
             raise
 
     async def _hold_queued(self, key: JobKey, what: str, *, leased: bool = False) -> str:

@@ -28,7 +28,6 @@ from holdfast.adapters.slurm.output import (
     jobs_of_json,
     jobs_of_text,
     pulse_of,
-    topology_of,
 )
 from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.tool import Tool
@@ -101,7 +100,6 @@ class Looks:
         self.memory = memory
         self.rest = rest
         self.facts = ClusterFacts()
-        self.topology: dict[str, str] = {}
         self.nodes: dict[str, SlurmNode] = {}
         """As last seen."""
         self.cost_s = 0.0
@@ -226,10 +224,6 @@ class Looks:
 
     async def _read_facts(self, now: float) -> None:
         self.facts = facts_of_config(await self.tool.text(commands.CONFIG, again=False))
-        try:
-            self.topology = topology_of(await self.tool.text(commands.TOPOLOGY))
-        except OrderError:
-            self.topology = {}
         await self._check_nodes()
         self._facts_at = now
 

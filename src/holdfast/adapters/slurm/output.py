@@ -20,8 +20,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from holdfast.adapters.topology import of_slurm
-from holdfast.errors import ConfigError, WireError
+from holdfast.errors import WireError
 
 NO_TASK = 0xFFFF_FFFE
 """Slurm's NO_VAL: "not an array task", as some versions print it."""
@@ -100,6 +99,10 @@ NO_SHRINK = (
     "requeued at SlurmdTimeout, also where it goes on without that node"
 )
 """Told to owners of jobs of several nodes when these begin, and by `holdfast doctor`."""
+NO_REQUEUE = (
+    "it was submitted with --no-requeue, or without --requeue where slurm.conf has JobRequeue=0, so it is not requeued"
+)
+"""Told to the owner of a job that asks for recovery all the same, and when it comes to that."""
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -415,14 +418,6 @@ def facts_of_config(raw: str) -> ClusterFacts:
         may_shrink=may_shrink(told),
         hides_jobs=bool({"jobs", "all"} & {word.strip() for word in told.get("PrivateData", "").split(",")}),
     )
-
-
-def topology_of(raw: str) -> dict[str, str]:
-    """Node -> path of switches from the top, `core/leaf1`, from `scontrol show topology`."""
-    try:
-        return of_slurm([line for line in raw.splitlines() if line.startswith("SwitchName=")])
-    except ConfigError:
-        return {}
 
 
 class JobEnd(Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from msgspec import Struct
 from holdfast.adapters.slurm import commands
 from holdfast.adapters.slurm.daemons import NodeAddress, address_of
 from holdfast.adapters.slurm.node_output import nodes_of_text
-from holdfast.adapters.slurm.output import ClusterFacts, facts_of_config, node_names, text
+from holdfast.adapters.slurm.output import NO_REQUEUE, ClusterFacts, facts_of_config, node_names, text
 from holdfast.adapters.slurm.tool import is_queued, is_transient
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.os.programs import Command, run
@@ -194,7 +194,7 @@ class OwnJob:
         if not facts.is_batch:
             raise PermanentOrderError("it is no batch job, so it cannot be requeued")
         if not facts.may_requeue:
-            raise PermanentOrderError("it was submitted with --no-requeue")
+            raise PermanentOrderError(NO_REQUEUE)
         excluded = sorted({*exclude, *gone, *facts.excluded})
         keep = [node for node in facts.nodes if node not in gone]
         if keep and len(keep) < len(facts.nodes):

@@ -139,7 +139,7 @@ class Starts:
                 now = (await self._looks.fresh()).jobs.get(job.id)
                 if now is None or state_of(now) is not SchedulerState.PENDING or now.reason not in _DUE:
                     return
-                await self._tool.run(commands.allow_requeue(job.ref))
+                await self._tool.run(commands.nudge(job.ref, requeue=now.requeue))
             except (OrderError, LinkError):
                 return  # the scheduler's own turn comes in any case
             await asyncio.sleep(pause_s)

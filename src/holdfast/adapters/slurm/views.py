@@ -6,7 +6,7 @@ has been split off is a job of its own. Time stands still here: what is "now" co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -215,7 +215,6 @@ def node_view(
     node: SlurmNode,
     *,
     jobs: tuple[str, ...],
-    topology: Mapping[str, str],
     machine: MachineId,
     boot: str,
     answered_at: float = 0.0,
@@ -233,7 +232,6 @@ def node_view(
         instance_id=str(machine),
         jobs=jobs,
         gpus=node.gpus,
-        topology=topology.get(node.name, ""),
         state_text=node.state_text,
         asked=asked,
         failed_check=FAILED_CHECKS.get(node.reason, "") if drained else "",
