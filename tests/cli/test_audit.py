@@ -166,6 +166,9 @@ def test_exported_files_follow_one_another(folder: Path, tmp_path: Path):
     assert "line 1 stands again behind line 7: it was copied, or these lines are out of order" in call(
         "audit", "verify", str(second), str(first), code=1
     )
+    swapped = tmp_path / "swapped"
+    swapped.write_text("".join([*lines[:4], lines[5], lines[4], lines[6]]))
+    assert "line 5 stands behind line 6: lines have changed places" in call("audit", "verify", str(swapped), code=1)
     assert "line 5 does not fit line 4" in call("audit", "verify", str(changed(first)), str(second), code=1)
     first.write_text("".join(lines[:4]))
     assert "line 7 is missing, which was noted" in call("audit", "verify", str(first), *noted, code=1)

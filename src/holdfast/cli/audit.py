@@ -20,7 +20,7 @@ from holdfast.cli.json_forms import form
 from holdfast.cli.options import ConfigOption, DirOption, JournalOption, OptionSet
 from holdfast.cli.records import open_journal_file
 from holdfast.errors import NotFoundError, UsageError
-from holdfast.model.audit import ChainError, Head, read_head, verified
+from holdfast.model.audit import ChainError, Head, followed, read_head
 from holdfast.wiring.settings import cluster_folder
 
 R = TypeVar("R")
@@ -98,10 +98,9 @@ def _followed(lines: Iterator[str], noted: list[Head]) -> tuple[int, Head]:
             and no head was noted since.
     """
     wanted = set(noted) - {Head()}
-    head: Head | None = None
+    head = Head()
     first, lost = 0, 0
-    for line in lines:
-        head = verified([line], before=head)
+    for line, head in followed(lines):
         first = first or head.number
         lost = max([lost, *chain.lost_heads([line])])
         known = {one for one in wanted if one.number == head.number}
@@ -110,15 +109,14 @@ def _followed(lines: Iterator[str], noted: list[Head]) -> tuple[int, Head]:
             raise ChainError(f"line {head.number} is not the one that was noted: the chain up to it was made anew")
     if wanted:
         raise ChainError(
-            f"line {min(one.number for one in wanted)} is missing, which was noted: "
-            f"the chain ends in {head.number if head else 0}"
+            f"line {min(one.number for one in wanted)} is missing, which was noted: the chain ends in {head.number}"
         )
     if lost and not any(one.number >= lost - 1 for one in noted):
         raise ChainError(
             f"line {lost} tells that the journal's own count was missing then: whether lines before it were cut off, "
             f"only a head that was noted elsewhere tells (--head, of line {lost - 1} or later)"
         )
-    return first, head if head is not None else Head()
+    return first, head
 
 
 def _lines_of(files: list[Path]) -> Iterator[str]:

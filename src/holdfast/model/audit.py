@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -82,8 +82,8 @@ def chained(act: dict[str, Any], before: Head) -> tuple[str, Head]:
     return line, Head(before.number + 1, _hash(line))
 
 
-def verified(lines: Iterable[str], *, before: Head | None = None) -> Head:
-    """Follow lines in their order; the head that they end in.
+def followed(lines: Iterable[str], *, before: Head | None = None) -> Iterator[tuple[str, Head]]:
+    """Follow lines in their order; each with the head that it makes.
 
     Args:
         lines: of a chain.
@@ -105,7 +105,15 @@ def verified(lines: Iterable[str], *, before: Head | None = None) -> Head:
         if found["previous"] != head.hash:
             raise ChainError(f"line {wanted} does not fit line {head.number}: one of the two was changed")
         head = Head(wanted, _hash(line))
-    return head if head is not None else Head()
+        yield line, head
+
+
+def verified(lines: Iterable[str], *, before: Head | None = None) -> Head:
+    """The head in which lines end. Arguments and errors are those of `followed`."""
+    end = before if before is not None else Head()
+    for _, head in followed(lines, before=before):
+        end = head
+    return end
 
 
 def _out_of_order(number: int, head: Head, rest: Iterable[str]) -> str:
