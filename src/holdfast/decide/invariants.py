@@ -17,6 +17,7 @@ from holdfast.model.records import JobRecord, JobState, NodeRecord, NodeState, O
 from holdfast.model.story import STORY_LINES_MAX
 
 _OVER = frozenset({JobState.COMPLETED, JobState.GIVEN_UP, JobState.CANCELLED})
+_IN_REPAIR = frozenset({NodeState.QUARANTINED, NodeState.REPAIRING, NodeState.VALIDATING})
 _ONE_AT_A_TIME = (
     o.CaptureStacks,
     o.StopAttempt,
@@ -112,43 +113,40 @@ def _something_comes(state: State, name: str, job: JobRecord) -> bool:
 
 
 def _node(state: State, node: NodeRecord) -> Iterator[str]:
+    if len(node.story) > STORY_LINES_MAX:
+        yield "its story is not bounded"
     shown = node.before_unknown if node.state is NodeState.UNKNOWN else node.state
-    if node.state is NodeState.UNKNOWN and not node.silent:
-        yield "it is unknown without being silent"
-    if node.state is NodeState.UNKNOWN and node.before_unknown is NodeState.UNKNOWN:
-        yield "unknown lies over unknown"
     if shown is NodeState.HEALTHY and (node.drained_by_us or node.incident):
         yield f"it is healthy, yet drained by us ({node.drained_by_us}) or in incident {node.incident!r}"
+    if node.state is NodeState.UNKNOWN and not node.silent:
+        yield "it is unknown without being silent"
+    if shown is NodeState.UNKNOWN:
+        yield "unknown lies over unknown"
     if node.incident:
         incident = state.incidents.get(node.incident)
         if incident is None:
             yield f"its incident {node.incident} is not open"
         elif node.name not in incident.nodes_open:
             yield f"{node.incident} governs it, yet does not wait for it"
-    if len(node.story) > STORY_LINES_MAX:
-        yield "its story is not bounded"
-    waits_for_domain = node.about in state.timers
-    incident = state.incidents.get(node.incident)
-    left_to_people = incident is not None and incident.is_observed(node.about, Remedy.QUARANTINE)
-    drained_by_others = node.view.drained and not node.drained_by_us
-    waits = waits_for_domain or left_to_people or drained_by_others or _fence_comes(state, node)
-    if shown is NodeState.SUSPECT and node.incident and not waits:
+    if shown is NodeState.SUSPECT and node.incident and not _fence_comes(state, node):
         yield "nothing will ever move it on: no order, brake, domain or drain of others is waited for"
-    if shown in {NodeState.QUARANTINED, NodeState.REPAIRING, NodeState.VALIDATING} and not (
-        node.about in state.timers or any(r.node == node.name for r in _node_orders(state))
-    ):
+    if shown in _IN_REPAIR and not (node.about in state.timers or _is_ordered(state, node)):
         yield "nothing will ever move it on: neither order nor timer"
 
 
 def _fence_comes(state: State, node: NodeRecord) -> bool:
-    waits = any(node.name in brake.waiting for brake in state.brakes.values())
-    return waits or any(order.node == node.name for order in _node_orders(state))
+    """A suspect waits for its failure domain, a brake, an order, or for people who keep it out of work."""
+    incident = state.incidents.get(node.incident)
+    left_to_people = incident is not None and incident.is_observed(node.about, Remedy.QUARANTINE)
+    drained_by_others = node.view.drained and not node.drained_by_us
+    if node.about in state.timers or left_to_people or drained_by_others:
+        return True
+    return any(node.name in brake.waiting for brake in state.brakes.values()) or _is_ordered(state, node)
 
 
-def _node_orders(state: State) -> Iterator[o.NodeOrder]:
-    for record in state.orders.values():
-        if isinstance(record.order, o.NodeOrder):
-            yield record.order
+def _is_ordered(state: State, node: NodeRecord) -> bool:
+    orders = (record.order for record in state.orders.values())
+    return any(isinstance(order, o.NodeOrder) and order.node == node.name for order in orders)
 
 
 def _incidents(state: State) -> Iterator[str]:
