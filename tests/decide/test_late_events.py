@@ -340,15 +340,33 @@ def test_old_evidence_about_a_returned_node_is_stale(play):
     play.done(o.QuarantineNode)
     play.done(o.RequeueHeld)
     play.job(state=S.HELD, restart_count=1, nodes=())
+    play.now += 60.0
     play.done(o.ReplaceNode)
     play.node("n2", instance_id="new", boot_id="new")
     play.do(e.NodeValidated, node="n2", passed=True)
-    play.now += 60.0
     play.done(o.ReturnNode)
     assert play.ns("n2") is NodeState.HEALTHY
     assert kinds(play.xid("n2", seen_at=when)) == []
     assert play.ns("n2") is NodeState.HEALTHY
     assert kinds(play.xid("n2")) == ["QuarantineNode"]
+
+
+def test_a_fault_since_the_checks_counts_although_the_return_is_answered_later(play):
+    """The node took work again before the answer came, and broke in between: its report is heard after the answer."""
+    play.xid("n2")
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.done(o.ReplaceNode)
+    play.node("n2", instance_id="new", boot_id="new", drained=True, drain_reason="[holdfast] Xid 74")
+    play.do(e.NodeValidated, node="n2", passed=True)
+    play.now += 2.0
+    play.node("n2", instance_id="new", boot_id="new")
+    when = play.now + 2.0
+    play.now += 10.0
+    play.done(o.ReturnNode)
+    assert play.ns("n2") is NodeState.HEALTHY
+    assert kinds(play.xid("n2", seen_at=when)) == ["QuarantineNode"]
 
 
 @pytest.mark.parametrize("how", ["replaced by us", "replaced again during its checks"])

@@ -710,6 +710,27 @@ def test_what_comes_after_an_exclusion_is_lifted_goes_on(play):
     assert play.state is JobState.RESTARTING
 
 
+def test_an_exclusion_that_an_earlier_command_undoes_is_asked_for_again(play):
+    """A command that had timed out takes effect after a later one: the bad node could be given out until then."""
+    waits_for_nodes(play)
+    assert kinds(play.job(excluded=())) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ("n2",)
+    assert kinds(play.job(excluded=("n9",))) == []  # it is under way
+    play.job(excluded=("n2", "n9"))
+    play.done(o.SetExcluded)
+    assert kinds(play.job(excluded=("n2",))) == []  # n9 was never ours
+
+
+def test_an_exclusion_that_an_earlier_command_brings_back_is_lifted_again(play):
+    """The node is clean by then, and the job would wait for it for ever."""
+    waits_for_nodes(play)
+    play.say(e.Command.CONFIRM_HEALTHY, node="n2")
+    play.done(o.SetExcluded)
+    play.job(excluded=())
+    assert kinds(play.job(excluded=("n2",))) == ["SetExcluded"]
+    assert play.open(o.SetExcluded).nodes == ()
+
+
 def test_an_exclusion_is_lifted_also_when_a_person_lets_the_job_go_before_that_was_done(play):
     """A person holds the waiting job, its node becomes clean, and they let go: our order that lifts it is not lost."""
     waits_for_nodes(play)

@@ -261,6 +261,18 @@ def test_more_requeues_than_the_budget_are_found(tale):
     assert releases(other, save) == set()
 
 
+@pytest.mark.parametrize(("run", "complains"), [(2, False), (1, True)])
+def test_progress_that_is_told_late_ends_the_count_of_the_restarts_before_it(tale, run, complains):
+    """Its launcher was cut off until a later restart, which alone counts; an attempt from before both is no progress."""
+    for number in range(2):
+        tale.job(SchedulerState.HELD, restart_count=2 + number)
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    tale.event(e.AttemptStarted, job=JOB, attempt=5, epoch=3, nodes=("n2",), ranks=8, restart_count=run)
+    tale.event(e.CheckpointSaved, job=JOB, attempt=5, step=99, durable=True)
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c25", epoch=6), timer="x")
+    assert ("budgets_hold" in said_by(tale.history)) is complains
+
+
 def test_a_requeue_that_was_refused_gives_no_retries(tale):
     """The refusal is a notice on the command's own topic, and the budget is what it was."""
     name = f"e{len(tale.history.steps) + 1}"

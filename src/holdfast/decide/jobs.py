@@ -56,6 +56,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
     if turn.in_allocation:
         view = _of_allocation(job, view)
     set_view(turn, job, view)
+    restart.exclusions_changed(turn, job, old)
     if view.state is SchedulerState.RUNNING or (view.state in _FAILURES and view.started_at):
         implied(turn, job)  # also of one that was over before anybody saw it run
     if old.state is view.state and old.restart_count == view.restart_count:

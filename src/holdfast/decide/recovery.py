@@ -477,7 +477,7 @@ def _still_waiting(turn: Turn, job: JobRecord, incident: IncidentRecord, policy:
     if job.state is JobState.RELEASED:
         turn.move_job(job, JobTrigger.WAIT)
     restart.allow_healthy(turn, job)
-    restart.ask_missing(turn, job)
+    restart.correct_exclusions(turn, job)
     turn.notify(
         incident.id,
         Severity.WARNING,
@@ -742,7 +742,7 @@ def _not_excluded(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o
         if is_held:
             restart.go_on_from_hold(turn, job)
         else:
-            restart.ask_missing(turn, job)
+            restart.correct_exclusions(turn, job)
         return
     off = story.listed(order.nodes)
     after = story.seconds(turn.policy_of(job).waits.nodes_s)

@@ -288,6 +288,7 @@ def validate(turn: Turn, node: NodeRecord, why: str) -> None:
     rules = turn.policy_for(node)
     if not rules.node.validate:
         turn.tell_all(incident, node, f"{why}; policy asks for no check.")
+        node_record.clean_since(node, turn.said_at)
         give_back(turn, node)
         return
     turn.tell_all(incident, node, f"{why}; its checks begin.")
@@ -313,6 +314,7 @@ def validated(turn: Turn, node: NodeRecord, *, passed: bool, instance_id: str, d
     if not passed:
         next_rung(turn, node, f"it failed its checks{': ' + detail if detail else ''}")
         return
+    node_record.clean_since(node, turn.said_at)
     turn.tell_all(incident, node, "it passed its checks.")
     hold_s = _flap_hold(turn, node)
     if hold_s > 0:
@@ -345,7 +347,7 @@ def returned(turn: Turn, node: NodeRecord) -> None:
     if not turn.can(node, NodeTrigger.RETURN):
         return
     turn.move_node(node, NodeTrigger.RETURN)
-    node_record.clean(turn, node, turn.said_at)
+    node_record.clean(turn, node, node.clean_at)  # what has broken since its checks is news
     turn.tell(node, "It takes work again.")
     if node.view.alive is False:
         # It died after it had passed its checks: while it was validated nobody took note.
@@ -397,7 +399,7 @@ def failed(turn: Turn, node: NodeRecord, order: o.NodeOrder, why: str) -> None:
         turn.tell_all(incident, node, f"it could not be returned: {why}. Whoever drained it decides.")
         if turn.can(node, NodeTrigger.RETURN):
             turn.move_node(node, NodeTrigger.RETURN)
-        node_record.clean(turn, node, turn.said_at)
+        node_record.clean(turn, node, node.clean_at)
         if incident is not None:
             incident_record.node_settled(turn, incident, node, "left to whoever drained it.")
 

@@ -19,7 +19,7 @@ from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model import story
-from holdfast.model.cluster import ENDED, NodeView, SchedulerState
+from holdfast.model.cluster import ENDED, JobView, NodeView, SchedulerState
 from holdfast.model.evidence import Diagnosis, Remedy, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode, Proof, Trouble
@@ -305,7 +305,7 @@ def go_on_from_hold(turn: Turn, job: JobRecord) -> None:
         return
     exclude_unfenced(turn, job)
     wait(turn, job)
-    if set(job.excluded) - set(job.view.excluded) or job_record.outdated_exclusions(job):
+    if _excludes_otherwise(job):
         ask_exclusions(turn, job, incident)
     else:
         release(turn, job)
@@ -398,7 +398,7 @@ def adopt(turn: Turn, job: JobRecord, why: str) -> None:
 def keep_off_bad(turn: Turn, job: JobRecord) -> None:
     """Have the scheduler keep it off all bad nodes now: it is queued, and no hold of ours gives the time."""
     exclude_unfenced(turn, job)
-    ask_missing(turn, job)
+    correct_exclusions(turn, job)
 
 
 def keep_queued_off(turn: Turn, names: list[str]) -> None:
@@ -407,13 +407,27 @@ def keep_queued_off(turn: Turn, names: list[str]) -> None:
     for job in _queued(turn, WAITS):
         if not _is_observed(turn, job):
             exclude(turn, job, known)
-            ask_missing(turn, job)
+            correct_exclusions(turn, job)
 
 
-def ask_missing(turn: Turn, job: JobRecord) -> None:
-    """Ask for what the scheduler does not exclude yet; what is under way is waited for (`recovery.order_done`)."""
-    missing = set(job.excluded) - set(job.view.excluded)
-    if missing and not _is_observed(turn, job) and not turn.orders.about(job.about, o.SetExcluded):
+def exclusions_changed(turn: Turn, job: JobRecord, old: JobView) -> None:
+    """Correct what a command of ours has changed that took effect after a later one: the scheduler may start the job.
+
+    A node that we never had excluded is its owner's, or the scheduler's.
+    """
+    changed = set(old.excluded) ^ set(job.view.excluded)
+    if job.state in WAITS and job.view.state not in RUNS and changed & set(job.excluded_asked):
+        correct_exclusions(turn, job)
+
+
+def _excludes_otherwise(job: JobRecord) -> bool:
+    """Return whether the scheduler lacks an exclusion that we want, or keeps one of ours that we want no more."""
+    return bool(set(job.excluded) - set(job.view.excluded) or job_record.outdated_exclusions(job))
+
+
+def correct_exclusions(turn: Turn, job: JobRecord) -> None:
+    """Ask for the exclusions that we want; what is under way is waited for (`recovery.order_done`)."""
+    if _excludes_otherwise(job) and not _is_observed(turn, job) and not turn.orders.about(job.about, o.SetExcluded):
         ask_exclusions(turn, job, incident_of(turn, job))
 
 

@@ -67,7 +67,8 @@ class _Spent:
     """Restarts of one job since its last progress, as the journal shows them."""
 
     def __init__(self) -> None:
-        self.requeues = 0
+        self.requeues: list[tuple[int, int]] = []
+        """Of each restart that cost a retry, the newest attempt and the restart count when it was ordered."""
         self.restarts = 0
         self.ground = _Ground()
         self.anew_from: int | None = None
@@ -100,7 +101,8 @@ class _Spent:
     def restart(self, *, paid: bool) -> None:
         """Let start once more."""
         self.restarts += 1
-        self.requeues += paid
+        if paid:
+            self.requeues.append((self.attempt, self.starts))
         self.paid = paid
         self.restarted_after = self.attempt
         self.start_at_release = self.starts
@@ -133,13 +135,13 @@ class _Spent:
             return
         self.anew_from = None
         if restart_count - 1 not in self.requeued:
-            self.requeues = 0
+            self.requeues.clear()
 
     def refuse(self, order: o.JobOrder) -> None:
         """An order about it came to nothing for good; a release that did has let it start no more."""
         self.refused = True
         if isinstance(order, o.ReleaseJob) and self.paid and self.let:
-            self.requeues -= 1
+            self.requeues.pop()
             self.restarts -= 1
 
     def ran(self, event: e.AttemptStarted) -> None:
@@ -153,11 +155,16 @@ class _Spent:
 
     def is_since(self, attempt: int) -> bool:
         """Was this attempt made after the last restart was ordered? Words of older ones may arrive late."""
-        return attempt > self.restarted_after and self.start_of.get(attempt, self.starts) >= self.start_at_release
+        return self._is_after(attempt, self.restarted_after, self.start_at_release)
 
-    def progress(self) -> None:
-        self.requeues = self.restarts = 0
-        self.refused = False
+    def _is_after(self, attempt: int, restarted_after: int, start_at_release: int) -> bool:
+        return attempt > restarted_after and self.start_of.get(attempt, self.starts) >= start_at_release
+
+    def progress(self, attempt: int) -> None:
+        """This attempt came further: restarts before it are behind the job, also when that is told of late."""
+        self.requeues = [before for before in self.requeues if not self._is_after(attempt, *before)]
+        if self.is_since(attempt):
+            self.restarts, self.refused = 0, False
 
 
 def budgets_hold(history: History) -> Iterator[str]:
@@ -180,10 +187,10 @@ def budgets_hold(history: History) -> Iterator[str]:
             if isinstance(order, o.ReleaseJob):
                 count.restart(paid=not (_asked_for(incident) or count.asked))
                 count.let, count.asked = True, False
-                if count.requeues > limits.max_requeues:
+                if len(count.requeues) > limits.max_requeues:
                     yield (
-                        f"{order.id} lets job {order.job} start for the {count.requeues}. time with no progress in "
-                        f"between; its budget is {limits.max_requeues}"
+                        f"{order.id} lets job {order.job} start for the {len(count.requeues)}. time with no progress "
+                        f"in between; its budget is {limits.max_requeues}"
                     )
             elif isinstance(order, o.RequeueHeld):
                 count.requeued.add(order.restart_count)
@@ -229,8 +236,8 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
             if is_newest:
                 count.ground.began(event.attempt, event.step)
             is_since = count.is_since(event.attempt)
-            if count.ground.saved(event.step, counts=is_newest or is_since) and is_since:
-                count.progress()
+            if count.ground.saved(event.step, counts=is_newest or is_since):
+                count.progress(event.attempt)
         case e.FirstStepDone():
             count = spent.setdefault(event.job, _Spent())
             if event.attempt == count.attempt:
@@ -247,7 +254,8 @@ def _count(spent: dict[JobKey, _Spent], event: e.AnyEvent, given: dict[str, tupl
             spent.setdefault(event.job.key, _Spent()).shown(event.job)
         case e.OperatorCommand() if event.job is not None and event.command in {Command.REQUEUE, Command.RELEASE}:
             count = spent.setdefault(event.job, _Spent())
-            count.requeues, count.asked = 0, True  # restarts before it are what they were: a loop may be known by then
+            count.requeues.clear()  # restarts before it are what they were: a loop may be known by then
+            count.asked = True
         case _:
             pass
 
