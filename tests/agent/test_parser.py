@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from holdfast.adapters.clock import SystemClock
 from holdfast.agent import parser as parser_of
 from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess, ParserSettings
 from holdfast.agent.parsing import Answer, Judge, Judged, told_of
+from holdfast.agent.syslog_lines import CARRY_MAX, Reading
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.hyperpod_rules import LogRule, log_rules
 from holdfast.detect.matcher import Match, Matcher, StreamSource
@@ -45,13 +47,15 @@ class Judging:
         self.hits: list[tuple[str, str]] = []
         self.judged = 0
 
-    def stream(self, source: StreamSource = OUTPUT, rules: tuple[LogRule, ...] = ()) -> ParsedStream:
+    def stream(
+        self, source: StreamSource = OUTPUT, rules: tuple[LogRule, ...] = (), syslog: Reading | None = None
+    ) -> ParsedStream:
         def judged(came: Outcome) -> None:
             self.found += came.matches
             self.hits += [(hit.text, hit.metric) for hit in came.hits]
             self.judged += 1
 
-        return self.parser.stream(source, "job.log", judged, rules)
+        return self.parser.stream(source, "job.log", judged, rules, syslog)
 
     async def until(self, holds) -> None:
         deadline = time.monotonic() + 60
@@ -178,6 +182,32 @@ def test_patterns_of_log_rules_are_looked_for_by_the_parser(matcher: Matcher) ->
 
     run(judging, body)
     assert judging.hits == [("step 1 loss 2.5", "2.5"), ("a bar\rstep 2 loss 3.5", "3.5"), ("step 3 loss 4.5", "4.5")]
+
+
+def test_stamps_of_syslog_are_read_by_the_parser(matcher: Matcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the agent's time zone; what is old, or a program's, is none of the kernel's lines, also behind a torn line and
+    in the midst of an endless one at which the parser is killed."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    now = datetime.fromisoformat("2026-11-25T12:00:00-05:00").timestamp()
+    fresh, old = b"Nov 25 11:59:58 n1 kernel: " + XID, b"Nov 25 06:59:58 n1 kernel: " + XID.replace(b"79", b"48")
+    endless = b"Nov 25 11:59:58 n1 logger: " + b"x" * CARRY_MAX
+    pieces = [old, fresh[:40], fresh[40:], endless, old.replace(b"06:", b"11:"), fresh.replace(b"79", b"74")]
+    judging = Judging(matcher)
+
+    async def body() -> None:
+        stream = judging.stream(KERNEL, syslog=Reading(started=now))
+        for number, piece in enumerate(pieces):
+            stream.feed(piece, now)
+            if number in {1, 3}:
+                await judging.caught_up(stream)
+                assert stream.pending == (40 if number == 1 else 0)
+                await judging.kill()
+        await judging.caught_up(stream)
+        assert judging.parser.skipped == 0
+
+    run(judging, body)
+    assert [match.rule.id for match in judging.found] == ["nvidia.xid.79", "nvidia.xid.74"]
+    assert [match.offset for match in judging.found] == [len(old), sum(map(len, pieces[:5]))]
 
 
 def test_a_line_that_parsers_die_of_is_left_out_alone(matcher: Matcher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.agent.syslog_lines import CARRY_MAX, HISTORY_S, KernelLines, written_at
+from holdfast.agent.syslog_lines import CARRY_MAX, HISTORY_S, KernelLines, Reading, written_at
 
 XID = b"NVRM: Xid (PCI:0000:b9:00): 74, pid=1, NVLink: fatal error"
 
@@ -95,11 +95,11 @@ def test_old_lines_are_history_unless_nobody_read_them():
         return f"{stamp} n1 kernel: ".encode() + XID
 
     ages = (5.0, HISTORY_S - 1, HISTORY_S + 1, 3 * 3600.0, 86400.0, -30.0)
-    first = KernelLines(now, None)
+    first = KernelLines(Reading(started=now))
     assert [first.is_fresh(line(age), now) for age in ages] == [True, True, False, False, False, True]
-    after_a_gap = KernelLines(now - 60, now - 4 * 3600)
+    after_a_gap = KernelLines(Reading(started=now - 60, away_since=now - 4 * 3600))
     assert [after_a_gap.is_fresh(line(age), now) for age in ages] == [True, True, True, True, False, True]
-    after_a_boot = KernelLines(now - 60, now - 4 * 3600, now - 90)
+    after_a_boot = KernelLines(Reading(started=now - 60, away_since=now - 4 * 3600, booted_at=now - 90))
     assert [after_a_boot.is_fresh(line(age), now) for age in ages] == [True, False, False, False, False, True]
 
 
@@ -108,16 +108,13 @@ def test_what_does_not_count_is_blanked_in_place():
     now = at("2026-11-25T07:12:03")
     fresh = b"2026-11-25T07:12:01Z n1 kernel: " + XID + b"\n"
     data = b"2026-11-25T07:12:01Z n1 sshd[7]: hello\n" + fresh
-    lines = KernelLines(now, None)
+    lines = KernelLines(Reading(started=now))
     out = lines.sieve(data[:60], now)
     assert (out, lines.pending) == (b" " * 38 + b"\n", 21)
     out += lines.sieve(data[60:], now)
     assert (len(out), out.strip() + b"\n", lines.pending) == (len(data), fresh, 0)
     assert len(lines.sieve(b"x" * (CARRY_MAX + 1), now)) == CARRY_MAX + 1
     assert lines.pending == 0
-    lines.sieve(b"torn", now)
-    lines.begin()
-    assert lines.sieve(fresh, now) == fresh
 
 
 def test_a_line_of_last_year_is_not_taken_for_one_that_is_to_come(zone):
@@ -125,15 +122,15 @@ def test_a_line_of_last_year_is_not_taken_for_one_that_is_to_come(zone):
     now = at("2026-11-25T12:00:00")
     for stamp in ("Dec 30", "Jun  2", "Nov 27"):
         line = f"{stamp} 12:00:00 n1 kernel: ".encode() + XID
-        assert not KernelLines(now, None).is_fresh(line, now), stamp
-    assert not KernelLines(now, None).is_fresh(b"2027-03-01T12:00:00Z n1 kernel: " + XID, now)
+        assert not KernelLines(Reading(started=now)).is_fresh(line, now), stamp
+    assert not KernelLines(Reading(started=now)).is_fresh(b"2027-03-01T12:00:00Z n1 kernel: " + XID, now)
 
 
 def test_the_end_of_an_endless_line_is_no_line_of_its_own():
     """What a program writes behind 64 KiB of its own line does not pass for the kernel's."""
     now = at("2026-11-25T07:12:03")
     fresh = b"2026-11-25T07:12:01Z n1 kernel: " + XID + b"\n"
-    lines = KernelLines(now, None)
+    lines = KernelLines(Reading(started=now))
     start = b"2026-11-25T07:12:01Z n1 mytool: " + b"x" * CARRY_MAX
     out = lines.sieve(start, now) + lines.sieve(fresh, now)
     assert len(out) == len(start + fresh)

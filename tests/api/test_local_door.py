@@ -139,6 +139,26 @@ def test_a_path_of_any_length_is_served_and_reached(tmp_path: Path) -> None:
     run(work)
 
 
+def test_a_client_that_half_closes_is_answered(tmp_path: Path) -> None:
+    """It has said all that it has to say, and listens still. One that has closed both ways leaves nothing behind."""
+
+    async def work() -> None:
+        async with engine_served(tmp_path, socket=tmp_path / NAME) as house, asyncio.timeout(60):
+            request = b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\n\r\n"
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
+            writer.write(request)
+            writer.write_eof()
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+            writer.close()
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
+            writer.write(request)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            await until(lambda: not house.server._door._peers)
+
+    run(work)
+
+
 def test_a_socket_that_was_left_is_replaced_and_the_own_one_removed(tmp_path: Path) -> None:
     """A killed controller leaves both sockets; the next one listens all the same, and an orderly end removes its own."""
     left = tmp_path / api_door.INNER

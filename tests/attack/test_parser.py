@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,14 +17,23 @@ import pytest
 from attack_fixture import Attempt, only_root
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
+from holdfast.adapters.probes.check import LogFile
+from holdfast.adapters.slurm.open_files import OpenJob
 from holdfast.agent import parser as parser_of
 from holdfast.agent import parsing
+from holdfast.agent.job_logs import LogWatch
+from holdfast.agent.kernel_log import KernelLog
+from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.parser import ParserProcess
 from holdfast.agent.parsing import Answer, Judged, told_of
+from holdfast.agent.slurm_output import SlurmOutput
+from holdfast.agent.syslog_lines import KernelLines
 from holdfast.detect.catalogue import StreamKind
-from holdfast.detect.matcher import Match, StreamSource
+from holdfast.detect.hyperpod_rules import RuleFinder
+from holdfast.detect.matcher import LineStream, Match, StreamSource
 from holdfast.errors import WireError
 from holdfast.os.confined import Confined
+from parsers import ParserInside
 
 OPEN = Confined(uid=0, has_rights=True, no_new_privileges=False, system_calls=False)
 KERNEL = StreamSource(kind=StreamKind.KERNEL, node="node07")
@@ -121,3 +131,62 @@ def test_it_cannot_tell_of_a_rule_that_nobody_wrote(attempt: Attempt) -> None:
     with contextlib.suppress(WireError):
         parser._answered(Answer(parts=(Judged(told=(lie,), pending=0, again=0),)))
     attempt.judge(succeeded=bool(found))
+
+
+@pytest.mark.attempt(
+    actor="A job, towards the root agent of its node", asset="the agent", removed="agent.parser.ParserProcess"
+)
+def test_the_agent_itself_judges_no_line(attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have patterns of the catalogue, of log rules and of syslog's stamps meet lines of jobs in root's own process."""
+    matcher = read_matcher(read_catalogue())
+    attempt.without(parser_of, "ParserProcess", lambda _catalogue, _clock: ParserInside(matcher))
+    judged: set[str] = set()
+    for kind, name in ((LineStream, "feed"), (RuleFinder, "read"), (KernelLines, "sieve")):
+        its = getattr(kind, name)
+
+        def noted(self, *given, its=its):
+            judged.add(type(self).__name__)
+            return its(self, *given)
+
+        monkeypatch.setattr(kind, name, noted)
+    here, found, clock = NodeIdentity(name="node07", boot_id="b"), [], SystemClock()
+    (tmp_path / "rules.yaml").write_text("- {name: bad, logPattern: '.*segfault.*', faultOnMatch: true}\n")
+    log, out, messages = (tmp_path / name for name in ("one.log", "two.out", "messages"))
+    messages.touch()
+
+    async def body() -> None:
+        parser = parser_of.ParserProcess(matcher.catalogue, clock)
+        wanted = LogFile(path=f"{tmp_path}/*.log", log_rules=str(tmp_path / "rules.yaml"))
+        watch = LogWatch([wanted], identity=here, parser=parser, clock=clock, on_finding=found.append)
+        told = lambda event: found.append(event.finding)  # noqa: E731
+        slurm = SlurmOutput(node="node07", source="a", parser=parser, clock=clock, report=told, look=list)
+        kernel = KernelLog(
+            messages, identity=here, gpus=GpuTable({}), parser=parser, clock=clock, on_finding=found.append,
+            is_syslog=True,
+        )  # fmt: skip
+        kernel.start()
+        work = [asyncio.create_task(one.run()) for one in (parser, watch, slurm)]
+        try:
+            async with asyncio.timeout(60):
+                while watch._first:
+                    await asyncio.sleep(0.001)
+                for path in (log, out):
+                    path.write_bytes(b"Rank0: (1) segmentation fault: artificial segfault\n")
+                stamp = datetime.fromtimestamp(clock.now(), UTC).isoformat().encode()
+                messages.write_bytes(stamp + b" n1 kernel: " + XID)
+                watch.find()
+                job = OpenJob(
+                    job_id="1", cluster="c", node="node07", users=frozenset({os.geteuid()}), files=(str(out),)
+                )
+                slurm.take([job])
+                while len({(one.rule, one.place.path) for one in found}) < 4:
+                    await asyncio.sleep(0.005)
+        finally:
+            for one in work:
+                one.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            kernel.close()
+
+    asyncio.run(body())
+    assert not judged or judged == {"LineStream", "RuleFinder", "KernelLines"}
+    attempt.judge(succeeded=bool(judged))

@@ -24,6 +24,7 @@ def matcher() -> Matcher:
         ("    save-checkpoint ................................: (57514.53, 57514.60)", (None, "", 57.5146)),
         ("time (ms) | save-checkpoint: 57514.53", (None, "", 57.51453)),
         ("INFO:root:Successfully saved local checkpoint from iteration 20", (20, "", None)),
+        ("INFO:root:Successfully saved local checkpoint from iteration 20261128010203", (None, "", None)),
     ],
 )
 def test_a_checkpoint_line_tells_step_path_and_seconds(

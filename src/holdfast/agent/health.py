@@ -106,7 +106,7 @@ class HealthWatch:
         while True:
             self._changed.clear()
             plan = self._plan()
-            self._latest.expect(source.name for source, _ in plan)
+            self._latest.expect({source.name: self._interval_s(source, checks) for source, checks in plan})
             tasks: list[asyncio.Task[Any]] = [
                 asyncio.create_task(self._follow(source, checks)) for source, checks in plan
             ]

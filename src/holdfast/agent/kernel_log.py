@@ -23,7 +23,7 @@ from holdfast.adapters.kernel_record import Record
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
-from holdfast.agent.syslog_lines import KernelLines
+from holdfast.agent.syslog_lines import Reading
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.matcher import Match, StreamSource
@@ -100,7 +100,7 @@ class KernelLog:
         self.path = path
         self._is_syslog = is_syslog
         self._name = path.name if is_syslog else "kernel"
-        self._sieve: KernelLines | None = None
+        self._syslog: Reading | None = None
         self._identity = identity
         self._gpus = gpus
         self._parser = parser
@@ -121,7 +121,8 @@ class KernelLog:
 
     def _new_stream(self) -> ParsedStream:
         source = StreamSource(kind=StreamKind.KERNEL, node=self._identity.name)
-        return self._parser.stream(source, self.path.name, functools.partial(self._judged, self._mark.consumed))
+        judged = functools.partial(self._judged, self._mark.consumed)
+        return self._parser.stream(source, self.path.name, judged, syslog=self._syslog)
 
     def start(self) -> None:
         """Go on where the last agent of this boot stopped (of any boot in syslog's files), else at the first line.
@@ -131,10 +132,12 @@ class KernelLog:
         """
         found = self._read_bookmark()
         self._mark = found or self._mark
+        if self._is_syslog:
+            away_since = found.at if found else None
+            booted_at = self._identity.booted_at
+            self._syslog = Reading(started=self._clock.now(), away_since=away_since, booted_at=booted_at)
         self._stream.close()
         self._stream = self._new_stream()
-        if self._is_syslog:
-            self._sieve = KernelLines(self._clock.now(), found.at if found else None, self._identity.booted_at)
         if self.path == JOURNAL:
             self._source = KernelJournal(self._on_data)
         elif self.path.is_char_device():
@@ -162,16 +165,13 @@ class KernelLog:
             self._remember()
 
     def _on_data(self, path: str, data: bytes) -> None:  # noqa: ARG002 - the tailer's form
-        now = self._clock.now()
-        self._feed(data if self._sieve is None else self._sieve.sieve(data, now), now)
+        self._feed(data, self._clock.now())
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
         """The file begins anew: offsets go on counting, so that ids stay unique."""
         self._mark.consumed += self._stream.offset
         self._stream.close()
         self._stream = self._new_stream()
-        if self._sieve is not None:
-            self._sieve.begin()
 
     def _feed(self, data: bytes, at: float, *, place: int | None = None) -> None:
         if RESET_MARK in data and tells_of_resets(self._source, is_syslog=self._is_syslog):
@@ -223,8 +223,7 @@ class KernelLog:
         self._written_at = self._clock.monotonic()
         mark = self._mark
         if isinstance(self._source, Tailer):
-            unread = self._stream.pending + (self._sieve.pending if self._sieve is not None else 0)
-            position = self._source.position(self.path, unread)
+            position = self._source.position(self.path, self._stream.pending)
             consumed = self._mark.consumed + self._stream.offset - self._stream.pending
             mark = _Bookmark(self._identity.boot_id, position, consumed, at=self._clock.now())
         # A bookmark that cannot be written costs a second delivery, which ids make harmless.

@@ -22,6 +22,7 @@ import structlog
 from msgspec import Struct
 
 from holdfast.agent.parsing import Answer, Ask, Hello, Judged, Opening, Part, codec, match_of
+from holdfast.agent.syslog_lines import Reading
 from holdfast.detect.catalogue import Catalogue, StreamKind
 from holdfast.detect.hyperpod_rules import LogRule, RuleHit
 from holdfast.detect.matcher import LINE_MAX, Match, StreamSource
@@ -49,8 +50,8 @@ SKIPS_MAX, DEAF_S = 3, 600.0
 """A log that had so many lines left out is not judged for so long: each costs some starts. A kernel log always is."""
 WORDS_MAX = 300
 """Characters of a parser's last words in the log."""
-_PATHS = ("PYTHONPATH", "HOME", "XDG_CACHE_HOME")
-"""All that a parser gets of the environment: where its own code and the compiled catalogue are."""
+_PATHS = ("PYTHONPATH", "HOME", "XDG_CACHE_HOME", "TZ")
+"""All that a parser gets of the environment: where its own code and the compiled catalogue are, and the time zone."""
 
 _log = structlog.get_logger("holdfast.agent")
 
@@ -95,11 +96,13 @@ class ParsedStream:
         name: str,
         judged: OnJudged,
         rules: tuple[LogRule, ...],
+        syslog: Reading | None,
     ) -> None:
         self._parser = parser
         self.number = number
         self.source = source
         self.rules = rules
+        self.syslog = syslog
         self.name = name
         self.on_judged = judged
         self.offset = 0
@@ -146,16 +149,19 @@ class _Place(Struct):
     line_no: int = 0
     pending: int = 0
     again: bytes = b""
+    is_endless: bool = False
 
     def advance(self, fed: _Fed, judged: Judged) -> None:
         again = min(judged.again, LINE_MAX)
         self.again = (self.again + fed.data)[-again:] if again else b""
         self.pending = min(judged.pending, len(self.again))
+        self.is_endless = judged.is_endless
         self.offset = fed.offset + len(fed.data)
         self.line_no += fed.data.count(b"\n")
 
     def pass_over(self, fed: _Fed) -> None:
         self.again, self.pending = b"", 0
+        self.is_endless = not fed.data.endswith(b"\n")
         self.offset = fed.offset + len(fed.data)
         self.line_no += fed.data.count(b"\n")
 
@@ -218,7 +224,12 @@ class ParserProcess:
     # --- streams ---
 
     def stream(
-        self, source: StreamSource, name: str, judged: OnJudged, rules: tuple[LogRule, ...] = ()
+        self,
+        source: StreamSource,
+        name: str,
+        judged: OnJudged,
+        rules: tuple[LogRule, ...] = (),
+        syslog: Reading | None = None,
     ) -> ParsedStream:
         """A new stream.
 
@@ -227,9 +238,10 @@ class ParserProcess:
             name: of its file, for people.
             judged: called with what comes of each feed, in order.
             rules: whose patterns are looked for in its lines.
+            syslog: set where syslog writes the file: the kernel's fresh lines alone are judged.
         """
         self._made += 1
-        made = self._streams[self._made] = ParsedStream(self, self._made, source, name, judged, rules)
+        made = self._streams[self._made] = ParsedStream(self, self._made, source, name, judged, rules, syslog)
         return made
 
     def take(self, stream: ParsedStream, fed: _Fed) -> None:
@@ -387,6 +399,8 @@ class ParserProcess:
             opening = Opening(
                 source=stream.source,
                 rules=stream.rules,
+                syslog=stream.syslog,
+                is_endless=place.is_endless and not again,
                 offset=fed.offset - len(again),
                 line_no=place.line_no - again.count(b"\n"),
                 again=again,

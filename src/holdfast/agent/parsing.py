@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +18,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
+from holdfast.agent.syslog_lines import KernelLines, Reading
 from holdfast.detect.catalogue import Rule
 from holdfast.detect.hyperpod_rules import LINE_MAX as LINE_CHARS
 from holdfast.detect.hyperpod_rules import LogRule, RuleFinder, RuleHit
-from holdfast.detect.matcher import LINE_MAX, TEXT_MAX, LineStream, Match, Matcher, StreamSource
+from holdfast.detect.matcher import LINE_MAX, TEXT_MAX, Match, Matcher, StreamSource
 from holdfast.errors import HoldfastError
 from holdfast.model.evidence import Domain, Remedy, Role, Severity
 from holdfast.os.confined import Confined, confine
@@ -43,6 +45,10 @@ class Opening(Struct, frozen=True, kw_only=True):
     source: StreamSource
     rules: tuple[LogRule, ...] = ()
     """Whose patterns are looked for in each line."""
+    syslog: Reading | None = None
+    """The kernel's fresh lines alone are judged: syslog writes the file."""
+    is_endless: bool = False
+    """As `Judged`, where nothing is to be read again."""
     offset: int
     """Bytes of the stream before `again`."""
     line_no: int
@@ -98,6 +104,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     """Bytes at the end that are no whole line yet."""
     again: _Number
     """Bytes at the end that the next ones are judged with: the unfinished line, and records that have begun."""
+    is_endless: bool = False
+    """Of a file of syslog: its last line is not over, and was let go."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -173,6 +181,32 @@ class _RuleLines:
         return [hit for text in texts for finder in self._finders if (hit := finder.read(text)) is not None]
 
 
+class _Stream:
+    """One source's bytes, judged as they come."""
+
+    def __init__(self, matcher: Matcher, opening: Opening, at: float) -> None:
+        self._lines = matcher.stream(opening.source)
+        self._lines.offset, self._lines.line_no = opening.offset, opening.line_no
+        self._rules = _RuleLines(opening.rules)
+        self._syslog = KernelLines(opening.syslog, is_endless=opening.is_endless) if opening.syslog else None
+        self.judge(opening.again, at)  # told by the parser before
+
+    def judge(self, data: bytes, at: float) -> Judged:
+        syslog, lines = self._syslog, self._lines
+        data = syslog.sieve(data, at) if syslog is not None else data
+        hits, found = self._rules.feed(data), lines.feed(data, at)
+        waiting = syslog.pending if syslog is not None else 0
+        began = [match.offset for records in lines.records.values() for _, _, match in records]
+        again = max(lines.offset - min([lines.offset - lines.pending, *began]), self._rules.pending) + waiting
+        return Judged(
+            told=tuple(map(told_of, found[:TELLS_MAX])),
+            hits=tuple(hits[:TELLS_MAX]),
+            pending=lines.pending + waiting,
+            again=again if again <= LINE_MAX else lines.pending + waiting,
+            is_endless=syslog is not None and syslog.is_endless,
+        )
+
+
 class Judge:
     """Judges parts. A stream lives from its `Opening` on until it is forgotten.
 
@@ -182,34 +216,18 @@ class Judge:
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        self._streams: dict[int, LineStream] = {}
-        self._finders: dict[int, _RuleLines] = {}
+        self._streams: dict[int, _Stream] = {}
 
     def answer(self, ask: Ask) -> Answer:
         """Judge all parts."""
         for number in ask.forget:
             self._streams.pop(number, None)
-            self._finders.pop(number, None)
         return Answer(parts=tuple(map(self._judge, ask.parts)))
 
     def _judge(self, part: Part) -> Judged:
-        if (opening := part.opening) is not None:
-            stream = self._streams[part.stream] = self._matcher.stream(opening.source)
-            stream.offset, stream.line_no = opening.offset, opening.line_no
-            rules = self._finders[part.stream] = _RuleLines(opening.rules)
-            for reader in (lambda data: stream.feed(data, part.at), rules.feed):
-                reader(opening.again)  # told by the parser before
-        stream, rules = self._streams[part.stream], self._finders[part.stream]
-        hits = rules.feed(part.data)
-        found = stream.feed(part.data, part.at)
-        began = [match.offset for records in stream.records.values() for _, _, match in records]
-        again = max(stream.offset - min([stream.offset - stream.pending, *began]), rules.pending)
-        return Judged(
-            told=tuple(map(told_of, found[:TELLS_MAX])),
-            hits=tuple(hits[:TELLS_MAX]),
-            pending=stream.pending,
-            again=again if again <= LINE_MAX else stream.pending,
-        )
+        if part.opening is not None:
+            self._streams[part.stream] = _Stream(self._matcher, part.opening, part.at)
+        return self._streams[part.stream].judge(part.data, part.at)
 
 
 def serve(judge: Judge, hello: Hello, given: int, taken: int) -> None:
@@ -253,7 +271,11 @@ def main(argv: Sequence[str]) -> int:
     except HoldfastError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    zone = os.environ.get("TZ")
     os.environ.clear()
+    if zone is not None:
+        os.environ["TZ"] = zone
+    time.tzset()  # its file cannot be opened later
     confined = confine(user, int(memory_mib) << 20)
     serve(Judge(matcher), Hello(digest=matcher.catalogue.digest, confined=confined), 0, 1)
     return 0

@@ -1,9 +1,9 @@
 """Of a file that syslog writes, the lines that the kernel wrote lately.
 
-Called by `kernel_log` for files such as /var/log/messages. Such a file outlives a boot, holds what every program said,
+Called by the parser for files such as /var/log/messages. Such a file outlives a boot, holds what every program said,
 and is read again from its first line when it is not the one that was read before: a line of last week must not have a
 node replaced today. Both forms of time are read: `Nov 25 07:12:01`, which names neither year nor zone, and that of ISO.
-A time without a zone is the machine's local time. No clock is read here.
+A time without a zone is the machine's local time. No clock is read here, and after `time.tzset()` no file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import re
 from datetime import datetime
+
+from msgspec import Struct
 
 HISTORY_S = 600.0
 """A line whose own time is longer ago than this is history, unless it came while no agent read the file."""
@@ -57,50 +59,56 @@ def written_at(line: bytes, now: float) -> float | None:
     return min((one for one in times if one <= now + AHEAD_S), key=lambda one: abs(one - now), default=None)
 
 
+class Reading(Struct, frozen=True, kw_only=True):
+    """Since when an agent has read a file of syslog. Unix seconds."""
+
+    started: float
+    """When this agent began."""
+    away_since: float | None = None
+    """Until when an agent had read it before; None: none ever did."""
+    booted_at: float = 0.0
+    """When the node was booted: what it said before that has ended with the boot."""
+
+
 class KernelLines:
     """Takes a file's bytes as they come; gives those of fresh lines of the kernel.
 
     Args:
-        started: when this agent began to read, Unix seconds.
-        away_since: until when an agent had read the file before; None: none ever did.
-        booted_at: when the node was booted, Unix seconds: what it said before that has ended with the boot.
+        reading: tells what is news.
+        is_endless: the file's bytes begin within a line that is too long.
+
+    Attributes:
+        is_endless: the line that has begun is too long, and its end is no line of its own.
     """
 
-    def __init__(self, started: float, away_since: float | None, booted_at: float = 0.0) -> None:
-        self._started = started
-        self._away_since = away_since
-        self._booted_at = booted_at - STAMP_S
+    def __init__(self, reading: Reading, *, is_endless: bool = False) -> None:
+        self._reading = reading
         self._carry = b""
-        self._is_endless = False
+        self.is_endless = is_endless
 
     @property
     def pending(self) -> int:
         """Bytes at the end of what came that are no whole line yet."""
         return len(self._carry)
 
-    def begin(self) -> None:
-        """What comes next is of another file."""
-        self._carry = b""
-        self._is_endless = False
-
     def sieve(self, data: bytes, now: float) -> bytes:
         """The whole lines of all that came so far; all others are blanked, so that places in the file stay right."""
         *lines, self._carry = (self._carry + data).split(b"\n")
         out = []
         for line in lines:
-            is_kept = not self._is_endless and self.is_fresh(line, now)
-            self._is_endless = False
+            is_kept = not self.is_endless and self.is_fresh(line, now)
+            self.is_endless = False
             out.append((line if is_kept else b" " * len(line)) + b"\n")
         if len(self._carry) > CARRY_MAX:
             out.append(b" " * (len(self._carry) - 1) + b"\n")
-            self._carry, self._is_endless = b"", True
+            self._carry, self.is_endless = b"", True
         return b"".join(out)
 
     def is_fresh(self, line: bytes, now: float) -> bool:
         """Is it the kernel's, and news?"""
-        at = written_at(line, now)
-        if at is None or at < self._booted_at:
+        at, reading = written_at(line, now), self._reading
+        if at is None or at < reading.booted_at - STAMP_S:
             return False
         if at >= now - HISTORY_S:
             return True
-        return self._away_since is not None and self._away_since <= at <= self._started
+        return reading.away_since is not None and reading.away_since <= at <= reading.started

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import pwd
 import re
 import secrets
 import stat
@@ -261,8 +262,17 @@ def read_book(path: Path) -> list[BookLine]:
     ]
 
 
-def too_few_people(policies: PolicySet, book: Path, now: float) -> str:
-    """Why what is proposed can never be given; empty: the book has tokens of as many people as `[trust]` asks for.
+def too_few_people(policies: PolicySet, book: Path, now: float, uid: int) -> str:
+    """Why what is proposed for nodes can never be given; empty: there are as many operators as `[trust]` asks for.
+
+    Operators are those of the book, and at the controller's socket root and its own user. Owners do not count: each
+    approves what is proposed for their own jobs alone.
+
+    Args:
+        policies: `[trust]` of the site and of the groups.
+        book: of tokens.
+        now: Unix seconds.
+        uid: of the controller.
 
     Raises:
         ConfigError: see `read_book`.
@@ -270,14 +280,24 @@ def too_few_people(policies: PolicySet, book: Path, now: float) -> str:
     needed = max(policy.trust.approvals for policy in (policies.site, *policies.groups.values()))
     if needed <= 1:
         return ""
-    held = [line.identity for line in read_book(book)]
-    people = {one.name.casefold() for one in held if one.may(Role.OWNER) and (not one.until or one.until > now)}
+    held = [line.identity for line in read_book(book) if line.identity.role is Role.OPERATOR]
+    with_tokens = {one.name for one in held if not one.sees and (not one.until or one.until > now)}
+    people = {name.casefold(): name for name in (*with_tokens, *map(local_name, (0, uid)))}
     if len(people) >= needed:
         return ""
     return (
-        f"[trust] approvals = {needed} asks for {needed} people, and {book} has tokens of {len(people)} who may "
-        "approve: no proposed order can be given; make tokens by `holdfast token create NAME --role operator`"
+        f"[trust] approvals = {needed} asks for {needed} people, and {book} and the controller's socket know "
+        f"{len(people)} who may approve what is proposed for a node ({', '.join(sorted(people.values()))}): none of it "
+        "can be given; make tokens by `holdfast token create NAME --role operator`"
     )
+
+
+def local_name(uid: int) -> str:
+    """What a user of this machine is called; `uid:4711` where nobody has named them, as in a container."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid:{uid}"
 
 
 def _text_of(book: Path) -> str:

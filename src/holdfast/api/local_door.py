@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import select
 import socket
 import stat
 from collections import Counter
@@ -190,15 +191,30 @@ def _name_of(uid: int) -> str:
 
 
 async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inside: socket.socket) -> None:
-    """Pass on what either side says, until one of them ends."""
+    """Pass on what either side says, until one of them ends.
+
+    A client that has closed its own way alone still listens. The server inside would give it no answer, so it is not
+    told: it ends the connection when no other request comes.
+    """
     inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inside, limit=CHUNK)
-    ways = [asyncio.create_task(_pass(reader, inner_writer)), asyncio.create_task(_pass(inner_reader, writer))]
+    asking, answering = (asyncio.create_task(_pass(*way)) for way in ((reader, inner_writer), (inner_reader, writer)))
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([asking, answering], return_when=asyncio.FIRST_COMPLETED)
+        if not _is_gone(writer.get_extra_info("socket")):
+            await asyncio.wait([answering])
     finally:
-        for way in ways:
-            way.cancel()
+        asking.cancel()
+        answering.cancel()
         inner_writer.close()
+
+
+def _is_gone(peer: socket.socket) -> bool:
+    """Has the other end closed both ways?"""
+    if peer.fileno() < 0:
+        return True
+    ends = select.poll()
+    ends.register(peer, 0)  # asks for hang-ups and errors alone
+    return bool(ends.poll(0))
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -110,11 +110,11 @@ def people_missing(settings: Settings, policies: PolicySet) -> str:
     book = folder / "controller" / "tokens" if folder is not None else None
     if book is None or not os.access(book, os.R_OK):
         return ""
-    return too_few_people(policies, book, time.time())
+    return too_few_people(policies, book, time.time(), book.stat().st_uid)
 
 
 def _people(settings: Settings) -> list[Fact]:
-    """Have as many people tokens as the policy asks for?"""
+    """May as many people approve as the policy asks for?"""
     try:
         policies, _ = read_policy(settings.path(settings.config.policy), packaged_presets())
         why = people_missing(settings, policies)

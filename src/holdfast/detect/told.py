@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from holdfast.detect.matcher import Match
+from holdfast.model.bounds import STEP_MAX
 from holdfast.model.evidence import Role
 
 __all__ = ["is_durable", "path_told", "seconds_told", "step_told"]
@@ -16,12 +17,12 @@ _STEP_IN_PATH = re.compile(r"(?<![A-Za-z])(?:global_)?(?:step|iter|iteration|che
 
 
 def step_told(match: Match) -> int | None:
-    """The step that the line names, for a checkpoint also in its path (`/ckpt/iter_0000120`)."""
+    """The step that the line names, for a checkpoint also in its path (`/ckpt/iter_0000120`); at most `STEP_MAX`."""
     named = match.captures.get("step", "")
-    if named.isdecimal():
-        return int(named)
-    found = _STEP_IN_PATH.findall(path_told(match)) if match.rule.role is Role.CHECKPOINT else []
-    return int(found[-1]) if found else None
+    if not named.isdecimal():
+        named = (_STEP_IN_PATH.findall(path_told(match)) or [""])[-1] if match.rule.role is Role.CHECKPOINT else ""
+    step = int(named) if named else STEP_MAX + 1
+    return step if step <= STEP_MAX else None
 
 
 def path_told(match: Match) -> str:

@@ -302,8 +302,8 @@ async def first_look(the_controller: Controller, task: asyncio.Task[None]) -> No
 
 
 def warn_of_people(policies: PolicySet, book: Path) -> None:
-    """Log it where policy asks for more people than have tokens."""
-    if why := too_few_people(policies, book, time.time()):
+    """Log it where policy asks for more people than may approve."""
+    if why := too_few_people(policies, book, time.time(), os.geteuid()):
         _log.warning("what is proposed cannot be approved", why=why)
 
 
