@@ -180,6 +180,61 @@ def test_a_name_that_is_nearly_the_own_is_not(
     run(work)
 
 
+def ruled(rule: str, job: JobKey | None = None) -> e.FindingSeen:
+    return e.FindingSeen(id=f"f-{rule}", at=now(), finding=msgspec.structs.replace(finding("n1", job), rule=rule))
+
+
+def unruled(rule: str) -> e.FindingCleared:
+    return e.FindingCleared(id=f"c-{rule}", at=now(), rule=rule, node="n1")
+
+
+def escalated(cause: str) -> e.Escalated:
+    return e.Escalated(id=f"e-{cause}", at=now(), job=MINE, attempt=0, diagnosis=Diagnosis(cause=cause, nodes=("n1",)))
+
+
+SPOKEN = {
+    "an order of people": ("agent", lambda: ruled("operator.replace")),
+    "an order that there is not, on which the engine breaks": ("agent", lambda: ruled("operator.nonsense")),
+    "a loss": ("agent", lambda: ruled("node.lost")),
+    "a loss of a whole domain": ("agent", lambda: ruled("node.lost.domain")),
+    "a failed check of the scheduler": ("agent", lambda: ruled("node.failed_check")),
+    "the end of an order of people": ("agent", lambda: unruled("operator.replace")),
+    "the end of a loss": ("agent", lambda: unruled("node.lost")),
+    "the end of a failed check": ("agent", lambda: unruled("node.failed_check")),
+    "an order of people about its job": ("launcher", lambda: ruled("operator.requeue", MINE)),
+    "a loss of a node of its job": ("launcher", lambda: ruled("node.lost", MINE)),
+    "a diagnosis as people give it": ("launcher", lambda: escalated("operator.give_up")),
+    "a diagnosis of a lost domain": ("launcher", lambda: escalated("node.lost.domain")),
+}
+
+
+@pytest.mark.attempt(
+    actor="An agent that was taken over",
+    asset="what people and the scheduler say",
+    removed="api.authority.NOT_REPORTERS",
+)
+@pytest.mark.parametrize("what", SPOKEN)
+def test_nobody_speaks_as_people_or_as_the_scheduler(tmp_path: Path, removing: Removing, what: str) -> None:
+    """Report a finding, or its end, under a rule that people's orders or the scheduler's words have."""
+    who, made = SPOKEN[what]
+    token, source = PRINCIPALS[who]
+
+    async def work() -> None:
+        async with (
+            engine_served(tmp_path, reviewer=Bound()) as house,
+            AsyncClient(house.server.url, token, timeout_s=120) as reporter,
+        ):
+            await house.run_job()
+            answer = await reporter.ingest(source, [made()])
+            assert answer.stored == 0
+            assert "which people or the scheduler say" in answer.refused[0]
+            removing(authority, "NOT_REPORTERS", ())
+            answer = await reporter.ingest(source, [made()])
+            assert answer.stored == 1 or house.controller.figures.refused == 1, answer.refused
+
+    run(work)
+
+
 async def seen(house: EngineHouse, name: str) -> bool:
     return any(name in one.finding.place.node for one in await house.controller.journal.events(kind="finding_seen"))
 

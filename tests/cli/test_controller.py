@@ -296,7 +296,11 @@ def test_health_is_served_without_a_token_and_state_is_not(tmp_path: Path):
         url = str(facts_of(folder, process)["url"])
         assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
         assert httpx.get(url + "/v1/state", trust_env=False).status_code == 401
-        assert (folder / "controller").stat().st_mode & 0o777 == 0o700
+        own = folder / "controller"
+        assert own.stat().st_mode & 0o777 == 0o700
+        modes = dict.fromkeys(("token", "agent-token", "tokens", "journal.db", "journal.db-wal", "lock"), 0o600)
+        modes |= {"controller.json": 0o644, NAME: 0o666}
+        assert {name: (own / name).stat().st_mode & 0o777 for name in modes} == modes, "as docs/security.md has them"
 
 
 def test_addresses_and_clusters_are_understood():

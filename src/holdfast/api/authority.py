@@ -22,6 +22,9 @@ from holdfast.api.auth import Identity, Role
 from holdfast.controller import Controller
 from holdfast.controller.mailbox import address_of, agent_address, launcher_address
 from holdfast.controller.state import LEFT_KEPT_S, ShellState
+from holdfast.decide.incidents import LOST
+from holdfast.decide.ladder import OPERATOR
+from holdfast.decide.nodes import FAILED_CHECK
 from holdfast.decide.state import occupying
 from holdfast.errors import LinkError, RefusedError, WireError
 from holdfast.model import events as e
@@ -402,6 +405,18 @@ async def own_condition(reporter: Reporter, event: e.AnyEvent) -> None:
         raise RefusedError(f"{reporter.source} may not clear {rule!r}: launchers clear {min(LAUNCHER_CONDITIONS)}")
 
 
+async def own_rule(reporter: Reporter, event: e.AnyEvent) -> None:
+    """Check that the event speaks of no finding that people or the scheduler alone make."""
+    rule = getattr(event, "rule", "")
+    if isinstance(event, e.FindingSeen):
+        rule = event.finding.rule
+    elif isinstance(event, e.Escalated):  # a launcher's engine finds a lost node of its job by itself
+        rule = event.diagnosis.cause if event.diagnosis is not None else ""
+        rule = "" if rule == LOST else rule
+    if rule.startswith(NOT_REPORTERS):
+        raise RefusedError(f"{reporter.source} may not speak of {rule!r}, which people or the scheduler say")
+
+
 async def own_order(reporter: Reporter, event: e.AnyEvent) -> None:
     """Check that the order is one that was handed to this reporter."""
     order = getattr(event, "order", "")
@@ -423,6 +438,9 @@ async def known_target(reporter: Reporter, event: e.AnyEvent) -> None:
 LAUNCHER_CONDITIONS = frozenset({"straggler.rank"})
 """Findings of launchers that are lifted when their condition is over; all others are agents' to clear."""
 
+NOT_REPORTERS = (OPERATOR, LOST, FAILED_CHECK)
+"""Beginnings of the rules of what people order and of what the scheduler says of a node, or confirms."""
+
 _NODE = {Kind.AGENT: (own_node,)}
 _RUN = {Kind.LAUNCHER: (own_job, job_nodes)}
 _PROGRESS = {Kind.AGENT: (job_here,), Kind.LAUNCHER: (own_job,)}
@@ -431,8 +449,8 @@ _OUTCOME = {Kind.AGENT: (own_order,), Kind.LAUNCHER: (own_order,)}
 MAY: Mapping[type, Mapping[Kind, tuple[Check, ...]]] = {
     e.AgentAttached: _NODE,
     e.NodeValidated: _NODE,
-    e.FindingSeen: {Kind.AGENT: (own_finding, job_here), Kind.LAUNCHER: (own_job, job_nodes)},
-    e.FindingCleared: {Kind.AGENT: (own_node,), Kind.LAUNCHER: (own_condition, job_nodes)},
+    e.FindingSeen: {Kind.AGENT: (own_finding, job_here, own_rule), Kind.LAUNCHER: (own_job, job_nodes, own_rule)},
+    e.FindingCleared: {Kind.AGENT: (own_node, own_rule), Kind.LAUNCHER: (own_condition, job_nodes)},
     e.OrderDone: _OUTCOME,
     e.OrderFailed: _OUTCOME,
     e.FirstStepDone: _PROGRESS,
@@ -443,7 +461,7 @@ MAY: Mapping[type, Mapping[Kind, tuple[Check, ...]]] = {
     e.AttemptStarted: _RUN,
     e.AttemptEnded: _RUN,
     e.StacksCaptured: _RUN,
-    e.Escalated: _RUN,
+    e.Escalated: {Kind.LAUNCHER: (own_job, job_nodes, own_rule)},
     e.NodeGone: {Kind.LAUNCHER: (job_nodes,)},
     e.DrillFired: {Kind.DRILL: (known_target,)},
 }

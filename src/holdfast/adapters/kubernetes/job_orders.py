@@ -105,6 +105,7 @@ class JobOrders:
         if job.restarts > order.restart_count:
             if not job.held:
                 return f"it was restarted already ({job.restarts} times)"
+            await self._keep_down(order.job, job)  # whoever held it may have been killed before that
             await self._until_over(order.job, order)
             return "held already"
         restarts = order.restart_count + 1
@@ -241,10 +242,10 @@ class JobOrders:
             if job.put_away:
                 await self._change(order.job, lambda now: patches.annotated(now, notes))
                 return "given up while it was held"
-            down = await self._change(
+            job = await self._change(
                 order.job, lambda now: patches.annotated(now, notes, **patches.suspension(now.kind, on=True))
             )
-            await self._keep_down(order.job, down)
+        await self._keep_down(order.job, job)
         await self._until_over(order.job, order)
         return "given up"
 
