@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.adapters.slurm.output import NO_SHRINK, node_names
+from holdfast.adapters.slurm.output import NO_REQUEUE, NO_SHRINK, node_names
 from holdfast.errors import LinkError
 from holdfast.lab.settings import LabSettings
 from holdfast.lab.slurm_lab import SlurmLab
@@ -123,6 +123,13 @@ def test_a_job_that_failed_while_nobody_looked_is_recovered(slurm_lab: SlurmLab,
     slurm_lab.until_job(job, "FAILED")
     kept.start()
     assert slurm_lab.until_job(job, "RUNNING")["Restarts"] == "1"
+
+
+def test_a_job_that_slurm_will_not_run_again_is_told_so_at_once(slurm_lab: SlurmLab, kept: Kept) -> None:
+    """Under --no-requeue Slurm refuses every requeue once the job has ended: its owner learns that before."""
+    job = slurm_lab.sbatch(["--output=/dev/null", "--no-requeue"], script=FOREVER)
+    kept.until(lambda: NO_REQUEUE in kept.notices(), "its owner is told")
+    slurm_lab.run(["scancel", job])
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ from holdfast.adapters.slurm.job_orders import JobOrders
 from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import Memory
 from holdfast.adapters.slurm.node_orders import NodeOrders
-from holdfast.adapters.slurm.output import NO_SHRINK, SlurmJob
+from holdfast.adapters.slurm.output import NO_REQUEUE, NO_SHRINK, SlurmJob
 from holdfast.adapters.slurm.push import PushPort
 from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.settings import SlurmConfig
@@ -124,6 +124,8 @@ class SlurmOrchestrator:
         view = job_view(job, self.key_of(job))
         if view.recovery is not None and view.want_nodes > 1 and not self.looks.facts.may_shrink:
             view = replace(view, warnings=(*view.warnings, NO_SHRINK))
+        if view.recovery is not None and job.batch and not job.requeue:
+            view = replace(view, warnings=(*view.warnings, NO_REQUEUE))
         if self.starts.is_mending(job):
             # Slurm refused the start; it is being asked again, and nothing of the job has run.
             return replace(view, state=SchedulerState.PENDING, nodes=(), exit_code=None, signal=None, ended_at=0.0)

@@ -100,6 +100,11 @@ NO_SHRINK = (
     "requeued at SlurmdTimeout, also where it goes on without that node"
 )
 """Told to owners of jobs of several nodes when these begin, and by `holdfast doctor`."""
+NO_REQUEUE = (
+    "the job was submitted with --no-requeue: Slurm never runs it again once it has ended, by itself or with its node, "
+    "so only a fault that is found while it runs is recovered by a requeue; submit it with --requeue"
+)
+"""Told to owners of batch jobs that ask for recovery."""
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
