@@ -584,6 +584,45 @@ def test_a_job_that_is_over_and_seems_to_complete_again_is_not_revived(end):
     assert play.state is JobState.WATCHING, "a person queues it once more"
 
 
+def out_of_budget() -> Play:
+    """Requeued once, which is the limit, and failed again."""
+    play = Play(limits=Limits(max_requeues=1, max_same_fingerprint=9)).plain()
+    for count in (0, 1):
+        play.job(state=S.FAILED, exit_code=1, restart_count=count)
+        play.settle()
+        if not count:
+            play.done(o.RequeueHeld)
+            play.done(o.ReleaseJob)
+            play.job(state=S.RUNNING, restart_count=1, nodes=NODES)
+    assert play.state is JobState.GIVEN_UP
+    play.done(o.GiveUp)
+    return play
+
+
+def test_a_scheduler_that_forgot_a_jobs_end_gives_it_no_fresh_budget():
+    """A slurmctld that was killed shows the last run as not begun: it is watched, and what is used up stays used up."""
+    play = out_of_budget()
+    play.job(state=S.RUNNING, nodes=NODES)
+    assert play.state is JobState.WATCHING
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.state is JobState.GIVEN_UP
+    assert not play.opened(o.RequeueHeld)
+    play.job(state=S.PENDING, restart_count=2, nodes=())
+    play.job(state=S.RUNNING, restart_count=2, nodes=NODES)
+    play.job(state=S.FAILED, exit_code=1)
+    play.settle()
+    assert play.opened(o.RequeueHeld), "a person queued it once more"
+
+
+def test_a_job_out_of_budget_that_is_back_in_our_own_hold_is_ended():
+    """A slurmctld that was killed forgot our release and the run: nobody would ever let the job go."""
+    play = out_of_budget()
+    play.job(state=S.HELD, nodes=())
+    assert play.state is JobState.GIVEN_UP
+    assert play.open(o.GiveUp).cancel
+
+
 def given_up_with_exclusions() -> Play:
     """Kept off n2 by us, and given up when its restart failed; the scheduler goes on keeping it off."""
     play = Play(limits=Limits(max_requeues=1, max_in_place=0)).plain()

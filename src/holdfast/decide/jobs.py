@@ -67,7 +67,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         grown = view.state not in ENDED and view.restart_count > old.restart_count
         again = grown or (view.state in _STARTS and old.state in ENDED)
         if again and view.state is not SchedulerState.UNKNOWN and not _is_not_news(turn, job, old):
-            restart.revive(turn, job)
+            restart.revive(turn, job, forgotten=not grown and bool(view.restart_count))
     elif view.state in ENDED:
         _started_unseen(turn, job, old)
         _ended(turn, job)
@@ -93,7 +93,7 @@ def _is_over(turn: Turn, job: JobRecord) -> None:
 
 def _is_not_news(turn: Turn, job: JobRecord, old: JobView) -> bool:
     """Was a job that is over queued anew by us, or before its end could take effect, so that it stays over?"""
-    return _is_being_ended(turn, job, old) or _by_our_requeue(turn, job)
+    return _is_being_ended(turn, job, old) or _by_our_requeue(turn, job, old)
 
 
 def _is_being_ended(turn: Turn, job: JobRecord, old: JobView) -> bool:
@@ -101,14 +101,18 @@ def _is_being_ended(turn: Turn, job: JobRecord, old: JobView) -> bool:
     return old.state not in ENDED and turn.orders.under_way(job.about, o.GiveUp)
 
 
-def _by_our_requeue(turn: Turn, job: JobRecord) -> bool:
+def _by_our_requeue(turn: Turn, job: JobRecord, old: JobView) -> bool:
     """Is a job that is over seen held in the queue because a requeue of ours took effect late? Then it is ended there.
 
-    Its end may be under way still; else a requeue that was taken back when the job ended has hung until now.
+    Its end may be under way still; else a requeue that was taken back when the job ended has hung until now, or the
+    scheduler has forgotten the run that came after our requeue.
     """
-    if job.view.state is not SchedulerState.HELD:
+    if job.view.state is not SchedulerState.HELD or turn.in_allocation:
         return False
     if turn.orders.under_way(job.about, o.GiveUp):
+        return True
+    if job.state is JobState.GIVEN_UP and 0 < job.view.restart_count == old.restart_count:
+        restart.end_again(turn, job, "the scheduler has forgotten its last run")
         return True
     if job.requeue_dropped is None or job.view.restart_count != job.requeue_dropped + 1:
         return False

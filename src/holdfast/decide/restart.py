@@ -687,9 +687,13 @@ def end_again(turn: Turn, job: JobRecord, why: str) -> None:
     turn.orders.issue(turn.order(o.GiveUp, job, incident, why=why))
 
 
-def revive(turn: Turn, job: JobRecord) -> None:
-    """Somebody queued a finished job once more: watch it again, with fresh budgets and without our exclusions."""
+def revive(turn: Turn, job: JobRecord, *, forgotten: bool = False) -> None:
+    """Watch a finished job again that somebody queued once more, with fresh budgets and without our exclusions.
+
+    Where the scheduler has only `forgotten` its end, nobody wanted another run, and the budgets stay as they were.
+    """
     turn.orders.withdraw(job.about, "it was queued again by somebody else")
-    job_record.revived(turn, job)
-    turn.tell(job, "It was queued again by somebody else; watched from here on.")
+    job_record.revived(turn, job, fresh=not forgotten)
+    why = "The scheduler has forgotten that it had ended" if forgotten else "It was queued again by somebody else"
+    turn.tell(job, f"{why}; watched from here on.")
     _lift_outdated(turn, job, None)

@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from holdfast.lab.slurm_lab import SlurmLab
 from holdfast.lab.waiting import wait_until
+from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, SchedulerState
 from slurm_fixture import need_slurm
 from slurm_keeper import TINY, Kept
@@ -142,6 +144,46 @@ def test_a_requeue_that_slurmctld_forgot_still_counts(lab: SlurmLab, tmp_path: P
             assert lab.job(job)["Restarts"] == "0", "slurmctld had saved it this time"
             seen = await world.until(lambda shown: job_in(shown, again.key), "the same job")
             assert [(view.key.generation, view.restart_count) for view in seen.jobs if view.key.id == job] == [(1, 1)]
+        finally:
+            await world.orchestrator.close()
+
+    try:
+        asyncio.run(body())
+    finally:
+        lab.run(["scancel", job])
+
+
+def test_a_release_that_slurmctld_forgot_is_made_again(lab: SlurmLab, tmp_path: Path) -> None:
+    """Killed within moments of our release, slurmctld comes back with the job in our own hold: nobody else would end it."""
+    job = lab.sbatch(["--output=/dev/null", "--requeue"], script=SLEEP)
+    lab.until_job(job, "RUNNING")
+    state = lab.folder / "state" / "job_state"
+
+    async def body() -> None:
+        world = SlurmWorld(lab, tmp_path)
+        give = world.orchestrator.execute
+        try:
+            key = next(view.key for view in (await world.orchestrator.observe()).jobs if view.key.id == job)
+            await give(o.RequeueHeld(id="a1", cause=1, job=key, restart_count=0))
+            # It cannot start, so that what is seen is the hold.
+            await give(o.SetExcluded(id="a2", cause=1, job=key, nodes=("node01", "node02")))
+            held_at = time.time()
+            await asyncio.to_thread(
+                wait_until, lambda: state.stat().st_mtime > held_at, "slurmctld saves its state", limit_s=30
+            )
+            saved = state.read_bytes()
+            await give(o.ReleaseJob(id="a3", cause=1, job=key, epoch=1))
+            await world.until_job(key, lambda view: view.state is S.PENDING)
+            await asyncio.to_thread(lab.daemons.stop, "slurmctld", sig=9)
+            state.write_bytes(saved)
+            await asyncio.to_thread(lab.daemons.start_ctld)
+            assert lab.job(job)["Priority"] == "0", "slurmctld has forgotten nothing"
+            await world.until(lambda shown: lab.job(job)["Priority"] != "0", "released again")
+            await world.until_job(key, lambda view: view.state is S.PENDING)
+            # What a person holds afterwards stays held.
+            await asyncio.to_thread(lab.run, ["scontrol", "hold", job])
+            await world.until_job(key, lambda view: view.state is S.HELD)
+            assert world.orchestrator.starts.mended == 1
         finally:
             await world.orchestrator.close()
 

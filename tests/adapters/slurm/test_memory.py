@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.adapters.slurm.memory import FILE, Memory
 from holdfast.adapters.slurm.node_output import nodes_of_text
 from holdfast.adapters.slurm.output import SlurmJob
-from holdfast.adapters.slurm.starts import was_refused
+from holdfast.adapters.slurm.starts import REQUEUED_HELD, was_forgotten, was_refused
 from holdfast.adapters.slurm.views import node_view
 from holdfast.model.cluster import NodeView
 from holdfast.model.machine import MachineId
@@ -151,3 +151,22 @@ def test_our_comment_on_a_node_that_a_person_returned_is_stale(tmp_path: Path) -
     assert not node_of(memory, "IDLE", MARKED).drained
     for remembering in (memory, Memory(tmp_path)):
         assert node_of(remembering, "IDLE+FAIL", MARKED.replace("37:34", "52:00")).asked == "replace"
+
+
+def test_a_forgotten_release_is_our_own_hold_on_the_run_that_we_released() -> None:
+    """A look from before the release, another's hold, a further requeue and a run that was seen to fail are none."""
+    memory = Memory()
+    held = replace(FIRST, states=frozenset({"PENDING"}), priority=0, restart_count=1, description=REQUEUED_HELD)
+    entry = memory.seen(held)
+    entry.released, entry.released_at = 1, 50.0
+    assert was_forgotten(held, entry, 51.0)
+    assert not was_forgotten(held, entry, 49.0)
+    by_hold = replace(held, description="", reason="JobHeldAdmin")
+    assert not was_forgotten(by_hold, entry, 51.0)
+    entry.ran = True
+    assert was_forgotten(by_hold, entry, 51.0), "nobody can hold a run that has begun"
+    assert not was_forgotten(replace(held, restart_count=2), entry, 51.0)
+    memory.note_end(held, "COMPLETED")
+    assert was_forgotten(held, entry, 51.0), "Slurm runs a job again whose success it forgot"
+    memory.note_end(held, "FAILED")
+    assert not was_forgotten(held, entry, 51.0)

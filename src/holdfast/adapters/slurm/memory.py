@@ -53,6 +53,11 @@ class JobEntry(Struct, omit_defaults=True):
     """Nodes in its ExcNodeList that we put there."""
     ended_at: float = 0.0
     """When its last run was seen to be over, after we ended it."""
+    released: int = -1
+    """Restart count of the run that we released last, until that is seen to have failed."""
+    released_at: float = 0.0
+    ran: bool = False
+    """That run was seen running."""
     submitted_at: float = 0.0
     """As Slurm told it last: never smaller for another job under this id."""
     lost: int = 0
@@ -210,6 +215,8 @@ class Memory:
         entry = self.seen(job)
         if entry.over != over:
             entry.over, entry.over_at = over, job.ended_at if over else 0.0
+            if over and over != "COMPLETED":
+                entry.released, entry.ran = -1, False
             self.keep(entry)
 
     def missing(self, shown: set[str]) -> list[JobEntry]:

@@ -1,10 +1,11 @@
-"""Starts that Slurm itself refuses: the credential race, seen and mended before anybody takes it for a crash.
+"""Starts that Slurm itself refuses or forgets: seen and mended before anybody takes them for a crash, or for a hold.
 
-A launch in the same second as the kill before it is refused by slurmd ("Job credential revoked"): the job ends FAILED
-with exit code 1 within that second, and nothing of it has run. Such an end is no attempt's failure. It is told from a
-program that fails at once by the time of the kill, and by the output file, which a refused start does not make: a
-start two or more seconds after the kill is never suspected, so a mended start that fails again is believed.
-`client.py` shows the job as waiting meanwhile.
+The credential race: a launch in the same second as the kill before it is refused by slurmd ("Job credential revoked").
+The job ends FAILED with exit code 1 within that second, and nothing of it has run. Such an end is no attempt's failure.
+It is told from a program that fails at once by the time of the kill, and by the output file, which a refused start does
+not make: a start two or more seconds after the kill is never suspected, so a mended start that fails again is believed.
+A release that a killed slurmctld had not saved is lost in the same silence: the job is back in our own hold, and is
+released again. `client.py` shows the job as waiting meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -31,13 +32,17 @@ from holdfast.model.cluster import SchedulerState
 NEXT_SECOND_S = 1.0
 """A start this long after the second of the kill is suspected only when nothing was written: clocks of two machines."""
 MEND_IN_S = 3
+RELEASE_IN_S = 1
 LIMIT_S = 60.0
 NUDGE_AFTER_S = 0.05
 """After the begin time's second has turned."""
 NUDGE_AGAIN_S = (0.4, 1.0, 3.0, 3.0)
 """slurmctld's clock may be a little behind ours, and its scheduler busy."""
+_MENDED = frozenset({SchedulerState.FAILED, SchedulerState.HELD})
 _DUE = frozenset({"", "None", "BeginTime"})
 """Reasons of a job that only waits for the scheduler's turn."""
+REQUEUED_HELD = "job requeued in held state"
+"""Slurm's words for a hold by `requeuehold`."""
 _log = structlog.get_logger("holdfast.slurm")
 
 
@@ -57,6 +62,20 @@ def was_refused(job: SlurmJob, entry: JobEntry, *, wrote: bool | None) -> bool:
         return False
     after_s = job.started_at - math.floor(entry.ended_at)
     return -1.0 <= after_s < NEXT_SECOND_S or (after_s == NEXT_SECOND_S and wrote is False)
+
+
+def was_forgotten(job: SlurmJob, entry: JobEntry, at: float) -> bool:
+    """Does a look that began `at` show our own hold again, although we released this very run before?
+
+    Whoever holds the job afterwards leaves another reason than `requeuehold` did. Our own hold may be a plain one, but
+    nobody can hold a run that has begun: it is queued again under a greater count.
+    """
+    return (
+        state_of(job) is SchedulerState.HELD
+        and entry.released == job.restart_count
+        and entry.released_at < at
+        and (entry.ran or REQUEUED_HELD in f"{job.reason} {job.description}")
+    )
 
 
 def wrote_output(job: SlurmJob) -> bool | None:
@@ -81,34 +100,51 @@ class Starts:
         """Starts that were asked for again."""
 
     def look(self, reading: Reading) -> None:
-        """Find refused starts in a reading and begin to mend them."""
+        """Find refused starts and forgotten releases in a reading and begin to mend them."""
         for job in reading.jobs.values():
             if job.id in self._mending or not job.restart_count:
                 continue
             entry = self._memory.seen(job)
             # Whether it wrote is looked up only when the rest fits.
             if was_refused(job, entry, wrote=False) and was_refused(job, entry, wrote=wrote_output(job)):
-                self._mending[job.id] = job.restart_count
-                task = asyncio.create_task(self._mend(job), name=f"mend start of {job.id}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._begin(job, self._start_again)
+            elif was_forgotten(job, entry, reading.at):
+                self._begin(job, self._release_again)
+            elif entry.released == job.restart_count and not entry.ran and state_of(job) is SchedulerState.RUNNING:
+                entry.ran = True
+                self._memory.keep(entry)
 
     def is_mending(self, job: SlurmJob) -> bool:
         """Is this very run one whose start is being asked for again?"""
-        return self._mending.get(job.id) == job.restart_count and state_of(job) is SchedulerState.FAILED
+        return self._mending.get(job.id) == job.restart_count and state_of(job) in _MENDED
 
-    async def _mend(self, job: SlurmJob) -> None:
-        _log.warning("Slurm refused a start in the second of the kill: it is asked again", job=job.ref)
+    def _begin(self, job: SlurmJob, how: Callable[[SlurmJob], Awaitable[None]]) -> None:
+        self._mending[job.id] = job.restart_count
+        task = asyncio.create_task(self._mend(job, how), name=f"mend start of {job.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _mend(self, job: SlurmJob, how: Callable[[SlurmJob], Awaitable[None]]) -> None:
         try:
-            await self._tool.run(commands.control("requeue", job.ref))
-            await self._pull_in(job)
+            await how(job)
             self.mended += 1
         except (OrderError, LinkError) as error:
-            # The end stands as Slurm shows it, and the engine decides on it.
-            _log.warning("a refused start could not be asked for again", job=job.ref, why=str(error))
+            # It stands as Slurm shows it, and the engine decides on it, or the next look tries again.
+            _log.warning("a start could not be asked for again", job=job.ref, why=str(error))
         finally:
             del self._mending[job.id]
             self._on_change()
+
+    async def _start_again(self, job: SlurmJob) -> None:
+        _log.warning("Slurm refused a start in the second of the kill: it is asked again", job=job.ref)
+        await self._tool.run(commands.control("requeue", job.ref))
+        await self._pull_in(job)
+
+    async def _release_again(self, job: SlurmJob) -> None:
+        _log.warning("slurmctld has forgotten a release: it is asked again", job=job.ref)
+        await self._tool.run(commands.control("release", job.ref))
+        await self._tool.run(commands.start_in(job.ref, RELEASE_IN_S))
+        self.released(job, RELEASE_IN_S)
 
     async def _pull_in(self, job: SlurmJob) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -122,7 +158,10 @@ class Starts:
             await asyncio.sleep(0.05)
 
     def released(self, job: SlurmJob, in_s: float) -> None:
-        """A job was released to begin in `in_s` seconds: see that the scheduler does not sleep over it."""
+        """See that the scheduler neither sleeps over a release to begin in `in_s` seconds nor forgets it."""
+        entry = self._memory.seen(job)
+        entry.released, entry.released_at, entry.ran = job.restart_count, time.time(), False
+        self._memory.keep(entry)
         task = asyncio.create_task(self._nudge(job, in_s), name=f"nudge {job.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -175,9 +175,11 @@ def requeue_undone(job: JobRecord) -> None:
     job.requeue_dropped = None
 
 
-def revived(turn: Turn, job: JobRecord) -> None:
-    """Somebody queued it once more after it had ended: nothing counts any more that is of before."""
+def revived(turn: Turn, job: JobRecord, *, fresh: bool) -> None:
+    """It was queued once more after it had ended. `fresh`: nothing counts any more that is of before."""
     turn.move_job(job, JobTrigger.REVIVED)
+    if not fresh:
+        return
     reset_budgets(job)
     job.excluded, job.restore_step_max, job.requeue_dropped = (), None, None
 
