@@ -34,6 +34,9 @@ class OurJob:
     async def addresses(self, nodes: Sequence[str]) -> dict[str, NodeAddress]:
         return {node: NodeAddress(node, 6818) for node in nodes}
 
+    async def own_pace(self) -> str:
+        return "at the scheduler's pace"
+
     async def call_back(self, facts: JobFacts, exclude: Sequence[str]) -> str:
         assert facts.restarts == type(self).restarts
         if self.refusal:

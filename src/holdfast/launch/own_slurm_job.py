@@ -129,7 +129,7 @@ async def call_back(job_dir: Path, environ: Mapping[str, str], voice: Voice) -> 
     except FileExistsError:
         return
     except (OrderError, LinkError, OSError) as error:
-        voice.say(f"{job_name(environ)} comes back at the scheduler's pace, about two minutes by default ({error})")
+        voice.say(f"{job_name(environ)} comes back {await own_job.own_pace()} ({error})")
     else:
         voice.say(f"{lost} is lost, and the scheduler has requeued the job; job {recall} calls it back at once")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,32 @@ def test_the_configuration_tells_what_recovery_depends_on() -> None:
     facts = facts_of_config(recorded("22.05", "scontrol-show-config.txt").decode())
     assert (facts.name, facts.version, facts.accounting) == ("lab", "22.05.8", False)
     assert (facts.min_job_age_s, facts.reboots) == (300, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted_s"),
+    [
+        ("AuthInfo = (null)\nSchedulerParameters = (null)\n", 120),
+        ("AuthInfo = socket=/run/munge,cred_expire=5\nSchedulerParameters = bf_continue\n", 5),
+        ("AuthInfo = cred_expire=5\nSchedulerParameters = bf_continue,requeue_delay=30\n", 30),
+    ],
+)
+def test_the_delay_of_a_requeue_is_read(told: str, wanted_s: int) -> None:
+    """requeue_delay of 25.11 goes before the credential's time."""
+    assert facts_of_config(told).requeue_delay_s == wanted_s
+
+
+def test_an_expedited_requeue_says_why_it_is_held() -> None:
+    """As 25.11.7 shows it when the job has failed and no Epilog has."""
+    shown = {
+        "job_id": 1, "job_state": ["PENDING", "REQUEUE_HOLD"], "state_reason": "JobHeldUser", "restart_cnt": 1,
+        "state_description": "job requeued in held state", "priority": {"set": True, "number": 0},
+        "flags": ["EXPEDITED_REQUEUE", "USING_DEFAULT_ACCOUNT"],
+    }  # fmt: skip
+    (job,) = jobs_of_json(json.dumps({"jobs": [shown]}).encode())
+    view = job_view(job, JobKey("lab", "1"))
+    assert view.state == "held"
+    assert "--requeue=expedite: no Epilog failed" in view.reason
 
 
 def test_accounting_tells_how_forgotten_jobs_ended() -> None:

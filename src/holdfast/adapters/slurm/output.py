@@ -68,6 +68,8 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     priority: int = 1
     batch_host: str = ""
     batch: bool = True
+    is_expedited: bool = False
+    """`--requeue=expedite` (25.11)."""
 
     @property
     def ref(self) -> str:
@@ -92,6 +94,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """PrivateData keeps jobs of other users from whoever is no operator."""
     may_shrink: bool = True
     """A job may let nodes go."""
+    requeue_delay_s: int = 120
+    """A requeued job waits this long, and a second more, unless somebody pulls its begin time in."""
 
 
 NO_SHRINK = (
@@ -225,6 +229,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "priority": ("priority", lambda value: 1 if (found := number(value, 1)) is None else found),
     "batch_host": ("batch_host", text),
     "batch": ("batch_flag", lambda value: value is not False),
+    "is_expedited": ("flags", lambda value: "EXPEDITED_REQUEUE" in words(value)),
 }
 """Field of `SlurmJob` -> that of the JSON, and how it is read. `_job` reads the others."""
 
@@ -404,6 +409,13 @@ def may_shrink(told: Mapping[str, str]) -> bool:
     return "disable_job_shrink" not in told.get("SchedulerParameters", "").casefold()
 
 
+def requeue_delay_s(told: Mapping[str, str]) -> int:
+    """`requeue_delay` of SchedulerParameters (25.11), else `cred_expire` of AuthInfo, else 120."""
+    said = [("SchedulerParameters", "requeue_delay"), ("AuthInfo", "cred_expire")]
+    hits = (re.search(rf"\b{name}=(\d+)", told.get(key, ""), re.IGNORECASE) for key, name in said)
+    return next((int(hit[1]) for hit in hits if hit is not None), 120)
+
+
 def facts_of_config(raw: str) -> ClusterFacts:
     """The facts in `scontrol show config`."""
     told = config_of(raw)
@@ -416,6 +428,7 @@ def facts_of_config(raw: str) -> ClusterFacts:
         slurmd_port=leading_number(told, "SlurmdPort") or 0,
         reboots=bool(text(told.get("RebootProgram", ""))),
         may_shrink=may_shrink(told),
+        requeue_delay_s=requeue_delay_s(told),
         hides_jobs=bool({"jobs", "all"} & {word.strip() for word in told.get("PrivateData", "").split(",")}),
     )
 

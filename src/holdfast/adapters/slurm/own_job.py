@@ -27,7 +27,7 @@ from holdfast.adapters.slurm.daemons import NodeAddress, address_of
 from holdfast.adapters.slurm.node_output import nodes_of_text
 from holdfast.adapters.slurm.output import NO_REQUEUE, ClusterFacts, facts_of_config, node_names, text
 from holdfast.adapters.slurm.tool import is_queued, is_transient
-from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
+from holdfast.errors import LinkError, OrderError, PermanentOrderError, TemporaryOrderError
 from holdfast.os.programs import Command, run
 
 _LIMIT_S = 10.0
@@ -203,7 +203,7 @@ class OwnJob:
         try:
             recall = await self._submit_recall(facts, excluded, size if size > len(keep) else 0)
         except (TemporaryOrderError, PermanentOrderError) as error:
-            promise = f"requeued; it starts at the scheduler's pace, about two minutes by default ({error})"
+            promise = f"requeued; it starts {await self.own_pace()} ({error})"
         else:
             off = f" without {','.join(excluded)}" if excluded else ""
             promise = f"requeued; job {recall} calls it back at once{off}"
@@ -213,6 +213,13 @@ class OwnJob:
             if not is_queued(str(error)):  # a try before had its effect, although its answer was lost
                 raise
         return promise
+
+    async def own_pace(self) -> str:
+        """When Slurm itself lets a requeued job start, in words."""
+        with contextlib.suppress(OrderError, LinkError):
+            told = facts_of_config(await self._run(*commands.CONFIG))
+            return f"at the scheduler's pace, after {told.requeue_delay_s + 1} s at the earliest"
+        return "at the scheduler's pace, after two minutes by default"
 
     async def call_back(self, facts: JobFacts, exclude: Sequence[str]) -> str:
         """Have the job, which was requeued already (`facts` say so), come back at once without these nodes.
