@@ -153,8 +153,13 @@ def _free_disk(lab: SlurmLab, node: str) -> None:
 
 def _kill_scheduler(lab: SlurmLab, _: str) -> None:
     # slurmctld writes its state some seconds late; what it forgets of a job's start is not the drill's subject.
+    state = lab.folder / "state"
+    if lab.facts.settings.dbd and not (state / "assoc_usage").exists():
+        # Newer versions do not start again without it, and write it first at an orderly end, or after minutes.
+        lab.daemons.stop("slurmctld")
+        lab.daemons.start_ctld()
     running = lab.run(["squeue", "-h", "-t", "RUNNING", "-o", "%S"]).split()
-    saved = lab.folder / "state" / "job_state"
+    saved = state / "job_state"
     started = max((time.mktime(time.strptime(at, "%Y-%m-%dT%H:%M:%S")) for at in running), default=0.0)
     wait_until(
         lambda: saved.exists() and saved.stat().st_mtime > started, "slurmctld saves its state", limit_s=DAEMON_S
