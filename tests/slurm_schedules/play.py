@@ -150,9 +150,11 @@ class Run:
             self._until_saved([*self._submitted, *(line.at for line in first)])
         saved_at = self._site.saved_at() if fault.kind.startswith("slurmctld") else 0.0
         at = time.time()
-        with contextlib.suppress(RefusedError):  # another fault has switched the node off
+        try:
             begin()
-            time.sleep(fault.for_s)
+        except RefusedError:
+            return  # another fault has switched the node off
+        time.sleep(fault.for_s)
         with contextlib.suppress(RefusedError):
             end()
         self._broken.append(Broken(fault.kind, node, at, time.time(), saved_at))
@@ -190,7 +192,10 @@ def play(
     labs: int = 1,
     say: Callable[[str], object] = print,
 ) -> Outcome:
-    """Play until `count` schedules had an effect, on so many labs beside each other; one of them has accounting."""
+    """Play until `count` schedules had an effect, on so many labs beside each other; one of them has accounting.
+
+    Ends after the first that has complaints.
+    """
     return Play(seed, count, first, nodes, prefix, say).on(labs)
 
 
@@ -218,22 +223,22 @@ class Play:
         return self.outcome
 
     def _lab(self, number: int) -> None:
-        """Labs one after another, each until it is beyond use."""
+        """Play on one lab as long as schedules are wanted."""
         try:
-            generation = 0
-            while self._wanted():
-                first_job = 1 + 1_000_000 * number + 10_000 * generation
-                generation += 1
-                with open_site(
-                    nodes=self._nodes, accounting=number == 0, prefix=self._prefix, first_job=first_job
-                ) as site:
-                    while (schedule := self._next(site)) is not None and self._one(site, schedule):
-                        pass
+            with open_site(
+                nodes=self._nodes, accounting=number == 0, prefix=self._prefix, first_job=1 + 1_000_000 * number
+            ) as site:
+                while (schedule := self._next(site)) is not None:
+                    self._one(site, schedule)
         except BaseException as error:
             self._failed.put(error)
 
     def _wanted(self) -> bool:
-        return self.outcome.schedules + self._dealt < self._count and bool(self._drawn) and not self.outcome.complaints
+        return (
+            self.outcome.schedules + self._dealt < self._count
+            and bool(self._drawn)
+            and not (self.outcome.complaints or not self._failed.empty())
+        )
 
     def _next(self, site: Site) -> Schedule | None:
         """The next schedule that this lab can play."""
@@ -248,8 +253,8 @@ class Play:
             self._dealt += 1
             return fits[0]
 
-    def _one(self, site: Site, schedule: Schedule) -> bool:
-        """Play one and judge it; says whether the lab can be used on."""
+    def _one(self, site: Site, schedule: Schedule) -> None:
+        """Play one, judge it, and say what it has shown."""
         began = time.monotonic()
         try:
             seen = Run(site, schedule).play()
@@ -266,5 +271,5 @@ class Play:
         ]
         self._say(f"{said} ({time.monotonic() - began:.1f} s): {'; '.join(fired) or 'no fault fired'}")
         if complaints:
+            site.is_evidence = True
             self._say(f"  {schedule}\n  files: {site.lab.folder}\n  {seen}")
-        return not complaints

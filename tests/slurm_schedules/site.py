@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from .schedule import Job
 
 LIMIT_S = 120.0
 """Of every wait: generous, because other work may have the machine."""
+REST_S = 0.4
+"""Between two looks for rest, each of some commands."""
 SLURMD_TIMEOUT_S = 6
 POLICY = """\
 [waits]
@@ -52,6 +55,8 @@ class Site:
         self.lab = lab
         self.kept = kept
         self.accounting = lab.facts.settings.dbd
+        self.is_evidence = False
+        """Its folder stays when it ends."""
         (lab.folder / "jobs" / "task").write_text(TASK)
 
     # --- jobs ---
@@ -145,7 +150,7 @@ class Site:
                 moves = str(error)
             if not moves or time.monotonic() > deadline:
                 return moves
-            time.sleep(0.1)
+            time.sleep(REST_S)
 
     # --- faults ---
 
@@ -186,7 +191,7 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(*, nodes: int = 8, accounting: bool = False, prefix: str = "", first_job: int = 1) -> Iterator[Site]:
-    """Bring a site up, and end it."""
+    """Bring a site up, and end it; its folder stays when something went wrong."""
     settings = LabSettings(
         nodes=nodes,
         netns=os.geteuid() == 0,
@@ -208,4 +213,7 @@ def open_site(*, nodes: int = 8, accounting: bool = False, prefix: str = "", fir
         kept.listen = f"{lab.facts.ctld_address}:0"
         ending.callback(kept.end)
         kept.start(LIMIT_S)
-        yield Site(lab, kept)
+        site = Site(lab, kept)
+        yield site
+    if not site.is_evidence:
+        shutil.rmtree(folder)
