@@ -693,7 +693,7 @@ def attempt_ended(turn: Turn, event: e.AttemptEnded) -> None:
         _ended_well(turn, job)
     elif job.state is JobState.WATCHING and incident is not None and record.incident == incident.id:
         restart.stamp_stopped(turn, job, incident, event.at)
-        restart.leave_alone(turn, job, incident, "it was to be left alone, and has ended")
+        restart.leave_alone(turn, job, incident, "only observed, and it has ended")
     elif event.exit_code == EXIT_DO_NOT_REQUEUE and turn.in_allocation:
         restart.give_up(turn, job, incident, "it asked not to be requeued (exit code 86)")
     elif event.exit_code == EXIT_RESTART_ME:

@@ -674,7 +674,8 @@ def give_up(turn: Turn, job: JobRecord, incident: IncidentRecord | None, why: st
     if incident is not None:
         incident_record.tried(turn, incident, Remedy.STOP)
         summary = incident.diagnosis.story if incident.diagnosis is not None else ""
-        turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", f"{why}. {summary}".strip(), job=job.key)
+        text = summary if summary.startswith(why) else f"{why}. {summary}".strip()
+        turn.notify(incident.id, Severity.FATAL, f"{job.name} was given up", text, job=job.key)
     finish(turn, job, JobTrigger.GIVE_UP, GIVEN_UP, f"given up: {why}")
     turn.orders.issue(order)
 
