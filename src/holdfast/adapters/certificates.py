@@ -34,12 +34,12 @@ class Pair(Struct, frozen=True):
     key: bytes
 
 
-def make_authority(name: str, *, now: float, days: int = CA_DAYS) -> Pair:
+def make_authority(name: str, *, now: float) -> Pair:
     """A new authority, which may only sign certificates of machines. Raises UsageError without the extra."""
     x509 = _x509()
     key = _new_key()
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    builder = _begun(subject, subject, key, now, days)
+    builder = _begun(subject, subject, key, now, CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
     return _signed(builder, key, key)

@@ -31,7 +31,6 @@ class JobLogRules:
         node: this one.
         catalogue: gives findings their role and remedy.
         on_finding: called with each finding.
-        is_held: whether a process has the file open; for tests, else as the kernel says.
     """
 
     def __init__(
@@ -39,12 +38,10 @@ class JobLogRules:
         node: str,
         catalogue: Catalogue,
         on_finding: Callable[[Finding], None],
-        is_held: Callable[[str], bool] | None = None,
     ) -> None:
         self._node = node
         self._catalogue = catalogue
         self._on_finding = on_finding
-        self._is_held = is_held or held_open
         self._rules: dict[str, tuple[LogRule, ...]] = {}
         self._files: dict[str, str] = {}
         self._watches: dict[str, LogRuleWatch] = {}
@@ -101,7 +98,7 @@ class JobLogRules:
         """Time has passed. Of files with lines that are not judged yet nothing is said to be missing."""
         for path, watch in [(path, watch) for path, watch in self._watches.items() if path not in behind]:
             for finding in watch.tick(at):
-                if has(finding.rule, Trait.WAIT) and not self._is_held(path):
+                if has(finding.rule, Trait.WAIT) and not held_open(path):
                     self.forget(path)
                     break
                 self._on_finding(finding)

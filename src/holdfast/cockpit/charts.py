@@ -109,11 +109,11 @@ async def temperature(controller: Controller, node: str) -> dict[str, Any]:
     return {"data": [line] if points else [], "layout": over_time({"title": {"text": "C"}})}
 
 
-def thinned(points: list[Point], most: int = POINTS_MAX) -> list[Point]:
+def thinned(points: list[Point]) -> list[Point]:
     """Every so many-th point, and the last one."""
-    if len(points) <= most:
+    if len(points) <= POINTS_MAX:
         return points
-    every = -(-len(points) // most)
+    every = -(-len(points) // POINTS_MAX)
     return [*points[:-1:every], points[-1]]
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -172,8 +171,8 @@ class Stage:
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise LinkError(f"the controller in {self.folder} did not start: {said[0] if said else problem}")
 
-    async def stop_controller(self, *, sig: int = signal.SIGTERM) -> None:
-        """End the controller; with SIGKILL as a crash would."""
+    async def stop_controller(self) -> None:
+        """End the controller."""
         eyes, self._eyes = self._eyes, None
         if eyes is not None:
             await eyes.close()
@@ -181,7 +180,7 @@ class Stage:
         if process is None:
             return
         if process.poll() is None:
-            process.send_signal(sig)
+            process.terminate()
         try:
             await asyncio.to_thread(process.wait, _STOP_S)
         except subprocess.TimeoutExpired:

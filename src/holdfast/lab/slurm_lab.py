@@ -255,9 +255,9 @@ class SlurmLab:
 
         wait_until(is_back, f"{name} is back in service", limit_s=limit_s, logs=(self.ctld_log, self.slurmd_log(name)))
 
-    def kill_slurmd(self, name: str, *, sig: int = signal.SIGKILL) -> None:
+    def kill_slurmd(self, name: str) -> None:
         """End slurmd alone; the node's jobs go on."""
-        self.node("kill", name, sig=int(sig))
+        self.node("kill", name, sig=int(signal.SIGKILL))
 
     def add(self, name: str, conf: str = "") -> str:
         """Have a machine join that slurm.conf does not name; returns its address once slurmctld has heard from it."""

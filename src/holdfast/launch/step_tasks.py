@@ -68,13 +68,13 @@ def tasks_of(job_id: str, step_dir: str, epochs: Callable[[int], bool]) -> set[i
     return found
 
 
-async def kill_all(find: Callable[[], set[int]], signum: int = signal.SIGKILL) -> bool:
+async def kill_all(find: Callable[[], set[int]]) -> bool:
     """Kill what `find` finds until two looks in a row find nothing; False when something outlives a minute of it."""
     deadline = time.monotonic() + _KILL_LIMIT_S
     quiet = 0
     while quiet < 2:
         found = await asyncio.to_thread(find)
-        await asyncio.to_thread(strike, found, signum, of=find)
+        await asyncio.to_thread(strike, found, signal.SIGKILL, of=find)
         quiet = 0 if found else quiet + 1
         if time.monotonic() > deadline:
             return False

@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from holdfast.controller.fleet import IncidentLine
 
+SHOWN_MAX = 10
+
 
 class Similar(Struct, frozen=True):
     """An earlier incident like this one."""
@@ -26,7 +28,7 @@ class Similar(Struct, frozen=True):
     """From the fault to the first new step."""
 
 
-def similar(own: IncidentLine, others: Iterable[IncidentLine], *, limit: int = 10) -> list[Similar]:
+def similar(own: IncidentLine, others: Iterable[IncidentLine]) -> list[Similar]:
     """Others like this one, same fingerprints first, newest first within each."""
     found = []
     for other in others:
@@ -34,4 +36,4 @@ def similar(own: IncidentLine, others: Iterable[IncidentLine], *, limit: int = 1
         if other.id != own.id and (same or (own.cause not in {"", "unknown"} and other.cause == own.cause)):
             outcome = other.outcome or "open"
             found.append(Similar(other.id, other.opened_at, same, other.remedies, outcome, other.recover_s))
-    return sorted(found, key=lambda one: (not one.is_same_fingerprint, -one.opened_at))[:limit]
+    return sorted(found, key=lambda one: (not one.is_same_fingerprint, -one.opened_at))[:SHOWN_MAX]

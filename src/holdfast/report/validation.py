@@ -48,10 +48,10 @@ def render_html(run: Run, found: Sequence[Trend], *, script: str | None = None) 
     )
 
 
-def render_history(found: Sequence[Trend], *, script: str | None = None) -> str:
+def render_history(found: Sequence[Trend]) -> str:
     """The page of a history alone."""
     at = max((point.at for trend in found for point in trend.points), default=0.0)
-    return render_html(Run(id="history", at=at), found, script=script)
+    return render_html(Run(id="history", at=at), found)
 
 
 def problems(run: Run) -> list[tuple[NodeResult, Item]]:

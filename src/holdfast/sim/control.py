@@ -99,7 +99,6 @@ class ControlPlane:
         """Events that no controller has stored yet, in order of delivery."""
         self._lives: list[asyncio.Task[None]] = []
         self._journal: SimJournal | None = None
-        self._starts = 0
         self._closed = False
         self._speaking: set[asyncio.Task[None]] = set()
         self.launchers: dict[str, Attached] = {}
@@ -184,7 +183,6 @@ class ControlPlane:
         """Once it is ready, it is the one that agents and launchers find."""
         await controller.ready.wait()
         self.active, self._journal = controller, journal
-        self._starts += 1
         self.world.say("controller_started", who=controller.holder, detail=str(controller.epoch))
         for node in self.world.nodes.values():
             if node.heard:

@@ -177,9 +177,9 @@ def reaped() -> Iterator[tuple[int, int]]:
         yield pid, os.waitstatus_to_exitcode(status)
 
 
-def end_descendants(limit_s: float = END_LIMIT_S) -> None:
+def end_descendants() -> None:
     """SIGKILL every descendant of this process until there is none, and collect them."""
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + END_LIMIT_S
     while time.monotonic() < deadline:
         left = descendants(os.getpid(), process_table())
         send_signal(left, signal.SIGKILL)
