@@ -8,6 +8,7 @@ numbers, so `Places` has it read the text once more, statement by statement. Pur
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import tomllib
 from collections.abc import Iterable
@@ -26,6 +27,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _AT_LINE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 _AT_PATH = re.compile(r"\s*- at `[^`]*`(?: in `[^`]*`)?$")
 _CLOSINGS = ("", "]", "]]", "]}", "]]]", "]]}", "]}]", "]}}")
+
+
+_type_info = functools.cache(msgspec_inspect.type_info)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -118,7 +122,7 @@ def config_error(problems: list[Problem], text: str, file: str) -> ConfigError:
 def find_problems(struct_type: Any, data: Any, path: Path = ()) -> list[Problem]:
     """Everything about `data` that does not fit `struct_type`; empty when it fits."""
     problems: list[Problem] = []
-    _check(msgspec_inspect.type_info(struct_type), data, path, problems)
+    _check(_type_info(struct_type), data, path, problems)
     return problems
 
 
