@@ -192,7 +192,7 @@ class Play:
         }
         return self.finding(f"nvidia.xid.{number}", node=node, source=f"agent:{node}", **{**base, **fields})
 
-    def hang(self, attempt: int = 0, **fields: Any) -> list[o.AnyOrder]:
+    def hang(self, attempt: int | None = 0, **fields: Any) -> list[o.AnyOrder]:
         base = {"remedy": Remedy.RESTART_IN_PLACE, "kind": EvidenceKind.TELEMETRY, "summary": "no step"}
         return self.finding("hang.step", job=KEY, attempt=attempt, source="launcher:7", **{**base, **fields})
 

@@ -122,6 +122,11 @@ JOB_ROADS = {
         lambda play: play.job(state=S.PENDING),
         lambda play: play.job(state=S.RUNNING, nodes=SPARE),
     ),
+    "restarting_by_others": road(
+        cluster,
+        proving,
+        lambda play: play.job(state=S.RUNNING, restart_count=play.j.view.restart_count + 1, nodes=SPARE),
+    ),
     "restarting_inside": road(inside, xid, end, settle, lambda play: play.attach(restart_count=1)),
     "proving": road(cluster, proving),
     "proving_inside": road(inside, proving_inside),
@@ -148,6 +153,7 @@ JOB_DEEDS = {
     "forgotten": lambda play: play.do(e.JobVanished, job=KEY),
     "given_up": lambda play: play.say(Command.GIVE_UP, job=KEY),
     "hang": hang,
+    "hang_of_any_attempt": lambda play: play.hang(None),
     "held_and_let_go": steps(lambda play: play.job(state=S.HELD), lambda play: play.job(state=S.PENDING)),
     "hold": lambda play: play.say(Command.HOLD, job=KEY),
     "lacks_nodes": lacks_nodes,
@@ -296,9 +302,10 @@ JOB_WALKS = {
     (P.LOOKING, T.RESTART_IN_PLACE): ("attached_inside", "trend"),
     (P.LOOKING, T.LEAVE): ("attached_without_restarts", "trend"),
     (P.RESTARTING, T.LEAVE): ("restarting_inside", "look_again"),
+    (P.RESTARTING, T.LOOK): ("restarting_by_others", "hang_of_any_attempt"),
 }
 """Row of a job and what happened -> the road into the row and the deed."""
-JOB_STORMS = {(P.RESTARTING, T.LOOK): ("cluster", 260, 174), (P.PROVING, T.LEAVE): ("allocation", 110, 12)}
+JOB_STORMS = {(P.PROVING, T.LEAVE): ("allocation", 110, 12)}
 """Rows that only random events are known to reach: scope, seed and number of events."""
 
 fence = steps(xid, lambda play: play.done(o.QuarantineNode))
