@@ -13,7 +13,7 @@ from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
 from holdfast.model.policy import Limits, Policy, Proof, Trouble
-from holdfast.model.records import Broke, JobRecord, JobState
+from holdfast.model.records import Authority, Broke, JobRecord, JobState
 
 S = SchedulerState
 
@@ -246,6 +246,16 @@ def test_requeues_are_counted_and_end():
     assert "GiveUp" in kinds(play.all)
     assert "1 requeue with no progress" in play.all[-1].why
     assert orders is not None
+
+
+def test_a_used_up_budget_waits_for_no_launcher():
+    """The node's agent finds the fault, of which the launcher knows nothing: the job is given up at once, off the node."""
+    play = Play(limits=Limits(max_requeues=0)).running()
+    orders = play.xid("n2")
+    assert play.j.authority is Authority.LAUNCHER
+    assert {"QuarantineNode", "GiveUp"} <= set(kinds(orders))
+    assert play.state is JobState.GIVEN_UP
+    assert "which is the limit" in play.open(o.GiveUp).why
 
 
 def test_a_hang_gets_other_nodes_before_it_is_given_up(inside):

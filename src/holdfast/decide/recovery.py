@@ -256,7 +256,7 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
         return
     if only_observes(turn, job, incident, remedy, reason):
         return
-    if remedy is Remedy.STOP and not turn.in_allocation and turn.leads(job):
+    if remedy is Remedy.STOP and _is_ours(turn, job, incident):
         if turn.mode(policy, job.view.partition, Remedy.STOP, incident.id) is Mode.ACT:
             incidents.judge(turn, incident, job)
             restart.give_up(turn, job, incident, reason or "its ladder ends here")
@@ -265,14 +265,14 @@ def end_attempt(turn: Turn, job: JobRecord, incident: IncidentRecord, remedy: Re
             order = turn.order(o.GiveUp, job, incident.id, Remedy.STOP, reason)
             restart.ask_first(turn, job, incident, order)
         return
-    if remedy is Remedy.REQUEUE and _requeues(turn, job, incident):
+    if remedy is Remedy.REQUEUE and _is_ours(turn, job, incident):
         restart.requeue(turn, job, incident, reason)
         return
     _stop_ranks(turn, job, incident, remedy, reason)
 
 
-def _requeues(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
-    """Is the requeue this engine's to order? Of a job that a launcher leads only to get it off a node."""
+def _is_ours(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
+    """Is its requeue, or its end, this engine's to order? Of a job that a launcher leads only to get it off a node."""
     if turn.in_allocation:
         return False
     return turn.leads(job) or job.state is JobState.EVACUATING or facts(turn, job, incident).leave_node
