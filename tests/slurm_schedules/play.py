@@ -223,13 +223,18 @@ class Play:
         return self.outcome
 
     def _lab(self, number: int) -> None:
-        """Play on one lab as long as schedules are wanted."""
+        """Play as long as schedules are wanted, on a new lab after one that did not come to rest."""
         try:
-            with open_site(
-                nodes=self._nodes, accounting=number == 0, prefix=self._prefix, first_job=1 + 1_000_000 * number
-            ) as site:
-                while (schedule := self._next(site)) is not None:
-                    self._one(site, schedule)
+            first_job = 1 + 1_000_000 * number
+            at_rest = False
+            while not at_rest and self._wanted():
+                with open_site(
+                    nodes=self._nodes, accounting=number == 0, prefix=self._prefix, first_job=first_job
+                ) as site:
+                    at_rest = True
+                    while at_rest and (schedule := self._next(site)) is not None:
+                        at_rest = self._one(site, schedule)
+                first_job += 10_000
         except BaseException as error:
             self._failed.put(error)
 
@@ -253,8 +258,8 @@ class Play:
             self._dealt += 1
             return fits[0]
 
-    def _one(self, site: Site, schedule: Schedule) -> None:
-        """Play one, judge it, and say what it has shown."""
+    def _one(self, site: Site, schedule: Schedule) -> bool:
+        """Play one, judge it, and say what it has shown; returns whether the lab came to rest."""
         began = time.monotonic()
         try:
             seen = Run(site, schedule).play()
@@ -273,3 +278,4 @@ class Play:
         if complaints:
             site.is_evidence = True
             self._say(f"  {schedule}\n  files: {site.lab.folder}\n  {seen}")
+        return not seen.unrest
