@@ -84,6 +84,15 @@ def test_orders_for_the_other_engine(play, inside):
     assert "not for an engine of scope allocation" in broken(inside, lambda p: None)
 
 
+@pytest.mark.parametrize("kind", [o.RequeueHeld, o.SetExcluded, o.ReleaseJob, o.GiveUp])
+def test_a_launcher_gives_the_scheduler_no_orders(inside, kind):
+    """Only the controller requeues, excludes, releases and gives up."""
+    needed = {o.RequeueHeld: {"restart_count": 0}, o.ReleaseJob: {"epoch": 1}}.get(kind, {})
+    order = kind(id="a9.9", cause=9, job=inside.j.key, **needed)
+    inside.engine.state.orders["a9.9"] = OrderRecord(order, OrderStatus.PENDING, 0.0)
+    assert "not for an engine of scope allocation" in broken(inside, lambda p: None)
+
+
 def test_a_sound_state_passes(play):
     """Nothing is said of it."""
     play.xid("n2")
