@@ -110,6 +110,22 @@ def test_a_launcher_that_attached_by_event_has_its_whole_lease():
     run_virtual(work())
 
 
+def test_an_agent_that_attached_by_event_and_never_beats_is_silent():
+    """Also where nobody else was listened for."""
+
+    async def work() -> None:
+        house = House(watch=False)
+        async with running(house.controller()) as controller:
+            await asyncio.sleep(1000)
+            await controller.submit(e.AgentAttached(id="a", at=1.0, node="n1", boot_id="b1", instance_id="m1"))
+            await asyncio.sleep(29)
+            assert await said(controller) == ["AgentAttached"]
+            await asyncio.sleep(2)
+            assert await said(controller) == ["AgentAttached", "NodeSilent"]
+
+    run_virtual(work())
+
+
 def test_after_a_restart_everybody_has_a_full_interval():
     """The next controller knows who was attached and silent, and gives each its time anew."""
 

@@ -87,7 +87,7 @@ class Consequences:
         told = event.order if isinstance(event, e.OrderDone | e.OrderFailed) else ""
         if told:
             self.executors.settle(told)
-        elif isinstance(event, e.LauncherAttached):
+        elif isinstance(event, e.LauncherAttached | e.AgentAttached):
             self._presence.attached(event)
         for record in entry.touched.orders:
             if record.status in UNWANTED or (record.status is o.OrderStatus.FAILED and record.order.id != told):

@@ -57,7 +57,7 @@ class Presence:
         self._held: set[str] = set()
         self._since = 0.0
         self._look_at = 0.0
-        """Nobody can become silent before this time, so nobody is looked at before; infinite: all are held."""
+        """Nobody can become silent before this time, so nobody is looked at; infinite: all are held or silent."""
         self._wake = asyncio.Event()
         self.beats = 0
         self.samples: deque[Sample] = deque(maxlen=settings.samples_max)
@@ -175,8 +175,7 @@ class Presence:
                 self._look_at = 0.0
             last = now
             if now >= self._look_at:
-                earliest = self._find_silence(now)
-                self._look_at = earliest if self._held else min(earliest, now + self._settings.silent_after_s)
+                self._look_at = self._find_silence(now)
 
     def _find_silence(self, now: float) -> float:
         """Say who is silent. Returns the earliest time at which somebody else can be.
@@ -215,13 +214,17 @@ class Presence:
         """The launcher of this key is not there any more."""
         self.announcer.say(f"lapsed:{text}", e.LauncherLapsed, job=lease.job, restart_count=lease.restart_count)
 
-    def attached(self, event: e.LauncherAttached) -> None:
-        """A launcher has just attached by an event: that counts as a beat, or it would lapse at the next tick."""
-        self._hear(f"launcher:{key_text(event.job)}", self._clock.monotonic(), event.lease_s)
+    def attached(self, event: e.LauncherAttached | e.AgentAttached) -> None:
+        """By an event. A launcher's counts as a beat, or it would lapse at the next tick; an agent's beats are due."""
+        now = self._clock.monotonic()
+        if isinstance(event, e.LauncherAttached):
+            self._hear(f"launcher:{key_text(event.job)}", now, event.lease_s)
+        elif f"node:{event.node}" not in self._held:
+            self._look_by(now + self._settings.silent_after_s)
 
     def _say_heard(self, node: str) -> None:
         self.announcer.say(f"heard:{node}", e.NodeHeard, node=node)
 
     def _settled(self, what: str) -> None:
-        if what.partition(":")[2] and f"node:{what.partition(':')[2]}" in self._held:
-            self._look_by(0.0)
+        del what  # stored late, perhaps: whoever is listened for may be another than at the last look
+        self._look_by(0.0)

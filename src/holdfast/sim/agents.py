@@ -28,6 +28,8 @@ from holdfast.sim.world import Node, World
 
 LOST_AGAIN_S = 2.0
 MAIL_S = 600.0
+AGAIN_S = 5.0
+"""An agent that reaches no controller tries again every so often."""
 
 
 @functools.cache
@@ -77,13 +79,15 @@ class Agents:
         while True:
             controller = self._control.active
             if controller is None or not node.heard:
-                await clock.sleep(5.0)
+                tried_at = clock.monotonic()
+                await self._control.change.wait()
+                await clock.sleep((tried_at - clock.monotonic()) % AGAIN_S)
                 continue
             beat = Beat(source=f"agent:{node.name}", node=node.name, boot_id=node.boot, instance_id=node.machine)
             try:
                 answer = await controller.beat(beat, wait_s=MAIL_S)
             except HoldfastError:
-                await clock.sleep(5.0)
+                await clock.sleep(AGAIN_S)
                 continue
             if self._still(controller, node, beat):
                 controller.presence.hold(f"node:{node.name}")

@@ -101,6 +101,8 @@ class ControlPlane:
         self._journal: SimJournal | None = None
         self._closed = False
         self._speaking: set[asyncio.Task[None]] = set()
+        self.change = asyncio.Event()
+        """Set, and replaced, when a controller can be found or a node can be heard, or cannot any more."""
         self.launchers: dict[str, Attached] = {}
         """Those that run now, by their job's key."""
         world.on_heard = self._heard
@@ -183,6 +185,7 @@ class ControlPlane:
         """Once it is ready, it is the one that agents and launchers find."""
         await controller.ready.wait()
         self.active, self._journal = controller, journal
+        self._changed()
         self.world.say("controller_started", who=controller.holder, detail=str(controller.epoch))
         for node in self.world.nodes.values():
             if node.heard:
@@ -279,7 +282,12 @@ class ControlPlane:
 
     # --- beats, folded ---
 
+    def _changed(self) -> None:
+        self.change.set()
+        self.change = asyncio.Event()
+
     def _heard(self, node: Node) -> None:
+        self._changed()
         controller = self.active
         if controller is None:
             return

@@ -135,13 +135,14 @@ class Simulation:
     async def _converge(self, progress: Progress | None, total_s: float) -> list[str]:
         clock = self.world.clock
         end = clock.monotonic() + self.options.converge_s
-        unrest = ["nothing was looked at"]
-        while unrest and clock.monotonic() < end:
+        while clock.monotonic() < end:
             await clock.sleep(LOOK_S)
-            unrest = await self.unrest()
+            rests = not self._unfinished() and not await self.unrest()
             if progress is not None:
                 progress(clock.monotonic(), total_s)
-        return unrest
+            if rests:
+                return []
+        return await self.unrest()
 
     async def unrest(self) -> list[str]:
         """What has not come to rest, one line each; empty when all is well."""
