@@ -165,8 +165,8 @@ class Site:
         if subject == "slurmd":
             if how == "killed":
                 return (lambda: lab.kill_slurmd(node)), (lambda: lab.start_node(node))
-            return (lambda: lab.kill_slurmd(node, sig=signal.SIGSTOP)), (
-                lambda: lab.kill_slurmd(node, sig=signal.SIGCONT)
+            return (lambda: lab.node("kill", node, sig=int(signal.SIGSTOP))), (
+                lambda: lab.node("kill", node, sig=int(signal.SIGCONT))
             )
         if how.startswith("killed"):
             start = {
