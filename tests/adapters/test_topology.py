@@ -75,8 +75,8 @@ def test_toml_says_it_for_power_and_racks() -> None:
     ("text", "words"),
     [
         ("hello there", "neither Slurm's topology.conf or topology.yaml nor TOML"),
-        ("- topology: t\n  tree: 5\n", "is no topology.yaml of Slurm"),
-        ("- topology: [", "is no topology.yaml of Slurm"),
+        ("- topology: t\n  tree: 5\n", "is not a topology.yaml of Slurm"),
+        ("- topology: [", "is not a topology.yaml of Slurm"),
         ("[racks]\na = 'b'", r"write \[domains\]"),
         ("[domains]\nr1 = 5", "write the nodes as one set"),
         ("[domains]\nr1 = 'n[1-2]'\nr2 = 'n2'", "n2 stands in two domains, r1 and r2"),

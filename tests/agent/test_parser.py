@@ -16,7 +16,7 @@ from holdfast.adapters.catalogue_files import read_catalogue, read_matcher
 from holdfast.adapters.clock import SystemClock
 from holdfast.agent import parser as parser_of
 from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess, ParserSettings
-from holdfast.agent.parsing import Answer, Judge, Judged, told_of
+from holdfast.agent.parsing import Answer, Judge, Judged, Origin, told_of
 from holdfast.agent.syslog_lines import CARRY_MAX, Reading
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.hyperpod_rules import LogRule, log_rules
@@ -55,7 +55,7 @@ class Judging:
             self.hits += [(hit.text, hit.metric) for hit in came.hits]
             self.judged += 1
 
-        return self.parser.stream(source, "job.log", judged, rules, syslog)
+        return self.parser.stream(Origin(source, rules, syslog), "job.log", judged)
 
     async def until(self, holds) -> None:
         deadline = time.monotonic() + 60

@@ -18,7 +18,7 @@ from tests.api.test_api import TOKENS
 
 from attack_fixture import only_root
 from holdfast.agent.controller_link import ControllerLink
-from holdfast.api import Role
+from holdfast.api import Role, listener
 from holdfast.api import local_door as api_door
 from holdfast.client import AsyncClient
 from holdfast.errors import LinkError, RefusedError
@@ -139,16 +139,23 @@ def test_a_path_of_any_length_is_served_and_reached(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_client_that_half_closes_is_answered(tmp_path: Path) -> None:
-    """It has said all that it has to say, and listens still. One that has closed both ways leaves nothing behind."""
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/events?after=999999&wait=0.1"])
+def test_a_client_that_half_closes_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The answer ends the connection, also one that comes later than the half-close, and no time-out is waited for.
+
+    A client that has closed both ways leaves nothing behind.
+    """
+    monkeypatch.setattr(listener, "HEADER_WAIT_MS", 600_000)
 
     async def work() -> None:
         async with engine_served(tmp_path, socket=tmp_path / NAME) as house, asyncio.timeout(60):
-            request = b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\n\r\n"
+            request = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
             writer.write(request)
             writer.write_eof()
-            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+            assert answer.count(b"HTTP/1.1") == 1
             writer.close()
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
             writer.write(request)

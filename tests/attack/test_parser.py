@@ -124,7 +124,7 @@ def test_it_cannot_tell_of_a_rule_that_nobody_wrote(attempt: Attempt) -> None:
     matcher = read_matcher(read_catalogue())
     parser = ParserProcess(matcher.catalogue, SystemClock())
     found: list[Match] = []
-    stream = parser.stream(KERNEL, "kmsg", lambda came: found.extend(came.matches))
+    stream = parser.stream(parsing.Origin(KERNEL), "kmsg", lambda came: found.extend(came.matches))
     stream.feed(XID, 1.0)
     parser._next()
     lie = msgspec.structs.replace(told_of(matcher.stream(KERNEL).feed(XID, 1.0)[0]), rule="site.replace_all")

@@ -63,6 +63,9 @@ class Play:
         invariants.check(self.engine.state, self.engine.index)
         for order in orders:  # a controller that is killed now gives it again only when it is known as pending
             assert isinstance(order, TIMERS) or self.engine.state.orders[order.id].status is OrderStatus.PENDING, order
+        for notice in (order for order in orders if isinstance(order, o.Notify)):
+            assert not notice.title.endswith("."), notice
+            assert notice.text.rstrip(".") != notice.title.partition(": ")[2] or not notice.text, notice
         for record in self.engine.touched().incidents:
             if record.closed_at and record not in self.closed:
                 self.closed.append(record)

@@ -401,7 +401,7 @@ def test_give_up_by_word():
     assert kinds(orders) == ["GiveUp"]
     assert "wrong config" in play.open(o.GiveUp).why
     (told,) = [one for one in orders if isinstance(one, o.Notify) and one.title.endswith("was given up")]
-    assert told.text == "mei asked for it: wrong config", "said once"
+    assert told.text == "mei asked for it: wrong config.", "said once"
     assert play.state is JobState.GIVEN_UP
     assert play.closed[0].outcome == "given_up"
 

@@ -188,7 +188,7 @@ def test_mission_control_tells_of_the_requeue_then_of_the_cause_then_of_the_rele
     assert kinds(play.settle()) == ["ReleaseJob"]
     play.done(o.ReleaseJob)
     titles = [order.title for order in play.all if isinstance(order, o.Notify)]
-    assert titles == ["7(0) is requeued, held", "7(0): the job ended with exit code 1.", "7(0) is released"]
+    assert titles == ["7(0) is requeued, held", "7(0): the job ended with exit code 1", "7(0) is released"]
 
 
 @pytest.mark.parametrize("mode", ["observe", "advise"])

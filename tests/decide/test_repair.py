@@ -118,7 +118,7 @@ def test_each_failed_repair_leads_to_the_next(idle):
     ("rules", "why"),
     [
         ({"ladder": (Remedy.RETIRE,)}, "the ladder of its policy has no repair for this"),
-        ({"lemon_offences": 1}, "it was quarantined 1 times, so no further repair is tried"),
+        ({"lemon_offences": 1}, "it was quarantined once, so no further repair is tried"),
     ],
 )
 def test_a_node_for_which_no_repair_is_possible_is_retired_with_its_fault(rules, why):
@@ -347,5 +347,5 @@ def test_many_nodes_of_one_incident_that_need_a_person_are_told_by_doubling():
         assert play.ns(f"n{i}") is NodeState.RETIRED
     asked = [order.title for order in play.all if isinstance(order, o.Notify) and order.asks]
     assert asked[0] == "n1 needs a person"
-    assert asked[-1] == "n16 and 15 before it need a person"
+    assert asked[-1] == "n16 needs a person (16 nodes by now)"
     assert len(asked) == 6

@@ -1,4 +1,4 @@
-"""`python -m tests.slurm_schedules --seed N --count K [--nodes 8] [--prefix DIR] [--labs L]`: play schedules and judge them.
+"""`python -m tests.slurm_schedules --seed N --count K [--prefix DIR] [--labs L]`: play schedules and judge them.
 
 Exit code 1: a promise was broken; the complaints are printed, and the lab's folder is named.
 """
@@ -20,7 +20,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**9))
     parser.add_argument("--count", type=int, default=20, help="schedules with an effect")
     parser.add_argument("--first", type=int, default=0, help="number of the first schedule")
-    parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--prefix", default="", help="where the Slurm to run is installed")
     parser.add_argument("--labs", type=int, default=1, help="how many run beside each other")
     asked = parser.parse_args()
@@ -29,7 +28,6 @@ def main() -> int:
         seed=asked.seed,
         count=asked.count,
         first=asked.first,
-        nodes=asked.nodes,
         prefix=asked.prefix,
         labs=asked.labs,
         say=lambda line: print(line, flush=True),

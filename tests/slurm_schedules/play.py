@@ -187,7 +187,6 @@ def play(
     seed: int,
     count: int,
     first: int = 0,
-    nodes: int = 8,
     prefix: str = "",
     labs: int = 1,
     say: Callable[[str], object] = print,
@@ -196,16 +195,14 @@ def play(
 
     Ends after the first that has complaints.
     """
-    return Play(seed, count, first, nodes, prefix, say).on(labs)
+    return Play(seed, count, first, prefix, say).on(labs)
 
 
 class Play:
     """Schedules that are dealt out to labs."""
 
-    def __init__(
-        self, seed: int, count: int, first: int, nodes: int, prefix: str, say: Callable[[str], object]
-    ) -> None:
-        self._seed, self._count, self._nodes, self._prefix, self._say = seed, count, nodes, prefix, say
+    def __init__(self, seed: int, count: int, first: int, prefix: str, say: Callable[[str], object]) -> None:
+        self._seed, self._count, self._prefix, self._say = seed, count, prefix, say
         self._drawn = [draw(seed, number) for number in range(first, first + DRAWN_MAX * count)]
         self._lock = threading.Lock()
         self._dealt = 0
@@ -228,9 +225,7 @@ class Play:
             first_job = 1 + 1_000_000 * number
             at_rest = False
             while not at_rest and self._wanted():
-                with open_site(
-                    nodes=self._nodes, accounting=number == 0, prefix=self._prefix, first_job=first_job
-                ) as site:
+                with open_site(accounting=number == 0, prefix=self._prefix, first_job=first_job) as site:
                     at_rest = True
                     while at_rest and (schedule := self._next(site)) is not None:
                         at_rest = self._one(site, schedule)

@@ -5,6 +5,7 @@ Nothing of Holdfast is imported: `checker.py` judges by these alone.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -136,6 +137,6 @@ def affected(fault: Broken, jobs: Iterable[Ran]) -> list[str]:
 
 def fences(journal: Path, since: float) -> tuple[str, ...]:
     """Nodes that were ordered to be fenced since then, read raw from the controller's journal."""
-    with sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=30.0) as opened:
+    with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=30.0)) as opened:
         asked = "SELECT DISTINCT node FROM orders WHERE kind = 'quarantine_node' AND issued_at >= ?"
         return tuple(sorted(row[0] for row in opened.execute(asked, (since,))))

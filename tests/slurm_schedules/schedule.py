@@ -9,6 +9,8 @@ ON_A_NODE = ("slurmd killed", "slurmd stopped", "node off", "node stopped")
 KINDS = ("slurmctld killed", "slurmctld killed unsaved", "slurmctld stopped", "slurmdbd killed", "slurmdbd stopped",
          "munged killed", "munged stopped", *ON_A_NODE)  # fmt: skip
 SHAPES = ("works", "works", "fails once", "fails", "step")
+NODES = 8
+"""Of the lab."""
 START_S = 0.4
 """From a job's submission to its first line, about."""
 SAVE_S = 5.0
@@ -83,7 +85,7 @@ def draw(seed: int, number: int) -> Schedule:
     kinds = [rng.choice(KINDS) for _ in range(rng.choice((1, 1, 2, 3)))]
     killed = {kind.partition(" ")[2] for kind in kinds if kind.startswith("slurmctld killed")}
     jobs: list[Job] = []
-    free = 7  # of eight nodes: one may be drained
+    free = NODES - 1  # one may be drained
     for index in range(rng.choice((2, 3, 3))):
         shape = (
             "fails once"

@@ -21,7 +21,7 @@ from holdfast.lab.wire import ask
 from slurm_keeper import Kept
 
 from .record import FINAL, TASK, Line, read_lines
-from .schedule import Job
+from .schedule import NODES, Job
 
 LIMIT_S = 120.0
 """Of every wait: generous, because other work may have the machine."""
@@ -190,10 +190,10 @@ class Site:
 
 
 @contextlib.contextmanager
-def open_site(*, nodes: int = 8, accounting: bool = False, prefix: str = "", first_job: int = 1) -> Iterator[Site]:
+def open_site(*, accounting: bool = False, prefix: str = "", first_job: int = 1) -> Iterator[Site]:
     """Bring a site up, and end it; its folder stays when something went wrong."""
     settings = LabSettings(
-        nodes=nodes,
+        nodes=NODES,
         netns=os.geteuid() == 0,
         dbd=accounting,
         prefix=prefix,

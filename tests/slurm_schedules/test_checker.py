@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_lines_are_read_in_their_order_without_the_one_that_was_cut_off():
 
 def test_fences_are_read_from_the_journal(tmp_path: Path):
     path = tmp_path / "journal.db"
-    with sqlite3.connect(path) as made:
+    with contextlib.closing(sqlite3.connect(path)) as made, made:
         made.execute("CREATE TABLE orders (kind, node, issued_at)")
         rows = [("quarantine_node", "n1", 5.0), ("quarantine_node", "n2", 1.0), ("return_node", "n3", 6.0)]
         made.executemany("INSERT INTO orders VALUES (?, ?, ?)", rows)

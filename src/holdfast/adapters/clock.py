@@ -103,12 +103,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def run_virtual(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on a fresh virtual loop. Every wait inside is instant and in the right order."""
-    made: list[T] = []
+    results: list[T] = []
 
-    async def kept() -> None:
-        # Not the task's result: while it puts signals back the runner has the task written out, with what it gave.
-        made.append(await work)
+    async def work_without_result() -> None:
+        # As it restores the handler of SIGINT, the runner has Python write out the task with its result, however large.
+        results.append(await work)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(kept())
-    return made[0]
+        runner.run(work_without_result())
+    return results[0]

@@ -40,7 +40,7 @@ NOTHING = "No topology information"
 _log = structlog.get_logger("holdfast.topology")
 
 
-_IS_YAML = re.compile(r"^\s*-\s+topology\s*:", re.MULTILINE)
+_YAML_START = re.compile(r"^\s*-\s+topology\s*:", re.MULTILINE)
 """The first attribute of every topology in topology.yaml(5)."""
 
 
@@ -86,7 +86,7 @@ def parse(text: str, file: str = "") -> dict[str, str]:
     Raises:
         ConfigError: neither form; with the file, and the line where there is one.
     """
-    if _IS_YAML.search(text):
+    if _YAML_START.search(text):
         return _of_yaml(text, file)
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     if any(line.lower().startswith(("switchname=", "blockname=")) for line in lines):
@@ -132,7 +132,7 @@ def _of_yaml(text: str, file: str) -> dict[str, str]:
     try:
         told = msgspec.convert(yaml.safe_load(text), list[_Topology])
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigError(f"is no topology.yaml of Slurm: {error}", file=file) from error
+        raise ConfigError(f"is not a topology.yaml of Slurm: {error}", file=file) from error
     paths: dict[str, str] = {}
     for one in sorted(told, key=lambda one: not one.cluster_default):
         found = [_Switch(s.switch, s.children, s.nodes) for s in one.tree.switches]

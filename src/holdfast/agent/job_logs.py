@@ -21,6 +21,7 @@ from holdfast.agent.job_log_rules import JobLogRules
 from holdfast.agent.kernel_log import IGNORED
 from holdfast.agent.node_facts import NodeIdentity
 from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
+from holdfast.agent.parsing import Origin
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
 from holdfast.detect.log_rule_watch import LogRuleWatch
@@ -119,14 +120,14 @@ class LogWatch:
         self._first = False
 
     def _stream(self, path: str, kind: StreamKind) -> ParsedStream:
-        source = StreamSource(kind=kind, node=self._identity.name)
+        origin = Origin(StreamSource(kind=kind, node=self._identity.name), self.rules.of(path))
         judged = functools.partial(self._judged, path, kind, self.rules.attempt(path))
-        return self._parser.stream(source, path, judged, self.rules.of(path))
+        return self._parser.stream(origin, path, judged)
 
     def _on_reset(self, path: str, why: str) -> None:  # noqa: ARG002 - the tailer's form
         old = self._streams[path]
         self.rules.begin(path, self._even.now())
-        self._streams[path] = self._stream(path, old.source.kind)
+        self._streams[path] = self._stream(path, old.origin.source.kind)
         old.close()
 
     def _on_data(self, path: str, data: bytes) -> None:

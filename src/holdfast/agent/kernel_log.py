@@ -23,6 +23,7 @@ from holdfast.adapters.kernel_record import Record
 from holdfast.adapters.tail import Position, Tailer
 from holdfast.agent.node_facts import GpuTable, NodeIdentity
 from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
+from holdfast.agent.parsing import Origin
 from holdfast.agent.syslog_lines import Reading
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
@@ -120,9 +121,9 @@ class KernelLog:
         """When a GPU reset was last seen in the log."""
 
     def _new_stream(self) -> ParsedStream:
-        source = StreamSource(kind=StreamKind.KERNEL, node=self._identity.name)
+        origin = Origin(StreamSource(kind=StreamKind.KERNEL, node=self._identity.name), syslog=self._syslog)
         judged = functools.partial(self._judged, self._mark.consumed)
-        return self._parser.stream(source, self.path.name, judged, syslog=self._syslog)
+        return self._parser.stream(origin, self.path.name, judged)
 
     def start(self) -> None:
         """Go on where the last agent of this boot stopped (of any boot in syslog's files), else at the first line.

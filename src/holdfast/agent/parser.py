@@ -21,11 +21,10 @@ from typing import Any
 import structlog
 from msgspec import Struct
 
-from holdfast.agent.parsing import Answer, Ask, Hello, Judged, Opening, Part, codec, match_of
-from holdfast.agent.syslog_lines import Reading
+from holdfast.agent.parsing import Answer, Ask, Hello, Judged, Opening, Origin, Part, codec, match_of
 from holdfast.detect.catalogue import Catalogue, StreamKind
-from holdfast.detect.hyperpod_rules import LogRule, RuleHit
-from holdfast.detect.matcher import LINE_MAX, Match, StreamSource
+from holdfast.detect.hyperpod_rules import RuleHit
+from holdfast.detect.matcher import LINE_MAX, Match
 from holdfast.detect.xid import is_of_a_code
 from holdfast.errors import WireError
 from holdfast.os.confined import NOBODY
@@ -92,17 +91,13 @@ class ParsedStream:
         self,
         parser: ParserProcess,
         number: int,
-        source: StreamSource,
+        origin: Origin,
         name: str,
         judged: OnJudged,
-        rules: tuple[LogRule, ...],
-        syslog: Reading | None,
     ) -> None:
         self._parser = parser
         self.number = number
-        self.source = source
-        self.rules = rules
-        self.syslog = syslog
+        self.origin = origin
         self.name = name
         self.on_judged = judged
         self.offset = 0
@@ -223,25 +218,16 @@ class ParserProcess:
 
     # --- streams ---
 
-    def stream(
-        self,
-        source: StreamSource,
-        name: str,
-        judged: OnJudged,
-        rules: tuple[LogRule, ...] = (),
-        syslog: Reading | None = None,
-    ) -> ParsedStream:
+    def stream(self, origin: Origin, name: str, judged: OnJudged) -> ParsedStream:
         """A new stream.
 
         Args:
-            source: where its lines come from.
+            origin: of its lines.
             name: of its file, for people.
             judged: called with what comes of each feed, in order.
-            rules: whose patterns are looked for in its lines.
-            syslog: set where syslog writes the file: the kernel's fresh lines alone are judged.
         """
         self._made += 1
-        made = self._streams[self._made] = ParsedStream(self, self._made, source, name, judged, rules, syslog)
+        made = self._streams[self._made] = ParsedStream(self, self._made, origin, name, judged)
         return made
 
     def take(self, stream: ParsedStream, fed: _Fed) -> None:
@@ -352,7 +338,7 @@ class ParserProcess:
     def _leave_out(self, stream: ParsedStream) -> None:
         """Pass over the line that the parsers died of; over all of a log that has many such lines, for a while."""
         trouble = stream.trouble
-        is_deaf = trouble.skips + 1 >= SKIPS_MAX and stream.source.kind is not StreamKind.KERNEL
+        is_deaf = trouble.skips + 1 >= SKIPS_MAX and stream.origin.source.kind is not StreamKind.KERNEL
         lost = list(stream.queue) if is_deaf else [stream.queue[0]]
         for fed in lost:
             self._done(stream)
@@ -370,7 +356,7 @@ class ParserProcess:
     def _next(self) -> Ask:
         """The next question: what waits of all streams, the kernel's first; else one line of a stream in trouble."""
         waiting = [stream for stream in self._streams.values() if stream.queue]
-        waiting.sort(key=lambda stream: stream.source.kind is not StreamKind.KERNEL)
+        waiting.sort(key=lambda stream: stream.origin.source.kind is not StreamKind.KERNEL)
         self._asked, size = [], 0
         for stream in waiting:
             for fed in () if stream.trouble.careful else stream.queue:
@@ -397,9 +383,7 @@ class ParserProcess:
         if stream.number not in self._opened or reached.get(stream.number, place.offset) != fed.offset:
             again = place.again if place.offset == fed.offset else b""
             opening = Opening(
-                source=stream.source,
-                rules=stream.rules,
-                syslog=stream.syslog,
+                origin=stream.origin,
                 is_endless=place.is_endless and not again,
                 offset=fed.offset - len(again),
                 line_no=place.line_no - again.count(b"\n"),
@@ -419,7 +403,8 @@ class ParserProcess:
             raise WireError("its answer is not to what it was asked")
         asked = list(zip(self._asked, answer.parts, strict=True))
         found = [self._matches(fed, judged) for (_, fed), judged in asked]
-        if any(hit.rule >= len(stream.rules) or hit.rule < 0 for (stream, _), judged in asked for hit in judged.hits):
+        hits = ((stream, hit) for (stream, _), judged in asked for hit in judged.hits)
+        if any(not 0 <= hit.rule < len(stream.origin.rules) for stream, hit in hits):
             raise WireError("it tells of a log rule that it was not given")
         self._asked = []
         for ((stream, fed), judged), matches in zip(asked, found, strict=True):

@@ -39,14 +39,20 @@ _Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 
 
-class Opening(Struct, frozen=True, kw_only=True):
-    """A stream that this parser does not have yet."""
+class Origin(Struct, frozen=True):
+    """Where a stream's lines come from, and which of them are judged by what."""
 
     source: StreamSource
     rules: tuple[LogRule, ...] = ()
     """Whose patterns are looked for in each line."""
     syslog: Reading | None = None
     """The kernel's fresh lines alone are judged: syslog writes the file."""
+
+
+class Opening(Struct, frozen=True, kw_only=True):
+    """A stream that this parser does not have yet."""
+
+    origin: Origin
     is_endless: bool = False
     """As `Judged`, where nothing is to be read again."""
     offset: int
@@ -99,7 +105,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 
     told: Annotated[tuple[Told, ...], Meta(max_length=TELLS_MAX)]
     hits: Annotated[tuple[RuleHit, ...], Meta(max_length=TELLS_MAX)] = ()
-    """Of `Opening.rules`."""
+    """Of `Origin.rules`."""
     pending: _Number
     """Bytes at the end that are no whole line yet."""
     again: _Number
@@ -185,10 +191,11 @@ class _Stream:
     """One source's bytes, judged as they come."""
 
     def __init__(self, matcher: Matcher, opening: Opening, at: float) -> None:
-        self._lines = matcher.stream(opening.source)
+        origin = opening.origin
+        self._lines = matcher.stream(origin.source)
         self._lines.offset, self._lines.line_no = opening.offset, opening.line_no
-        self._rules = _RuleLines(opening.rules)
-        self._syslog = KernelLines(opening.syslog, is_endless=opening.is_endless) if opening.syslog else None
+        self._rules = _RuleLines(origin.rules)
+        self._syslog = KernelLines(origin.syslog, is_endless=opening.is_endless) if origin.syslog else None
         self.judge(opening.again, at)  # told by the parser before
 
     def judge(self, data: bytes, at: float) -> Judged:

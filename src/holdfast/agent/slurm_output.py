@@ -25,6 +25,7 @@ from holdfast.adapters.slurm.open_files import OpenJob, open_jobs
 from holdfast.adapters.tail import Tailer
 from holdfast.agent.job_slots import SlotPoints, progress_of, read_slots
 from holdfast.agent.parser import Outcome, ParsedStream, ParserProcess
+from holdfast.agent.parsing import Origin
 from holdfast.agent.told import seen
 from holdfast.detect.catalogue import StreamKind
 from holdfast.detect.findings import RuleRates, counted, to_finding
@@ -208,8 +209,8 @@ class SlurmOutput:
         raise PermissionError(errno.EPERM, "it is not the job's user's", path)
 
     def _stream(self, attempt: _Attempt, path: str) -> ParsedStream:
-        source = StreamSource(kind=StreamKind.OUTPUT, node=self._node)
-        return self._parser.stream(source, path, functools.partial(self._judged, attempt, path))
+        origin = Origin(StreamSource(kind=StreamKind.OUTPUT, node=self._node))
+        return self._parser.stream(origin, path, functools.partial(self._judged, attempt, path))
 
     def _is_full(self, path: str) -> bool:
         followed = self._files.get(path)

@@ -193,14 +193,17 @@ def _name_of(uid: int) -> str:
 async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inside: socket.socket) -> None:
     """Pass on what either side says, until one of them ends.
 
-    A client that has closed its own way alone still listens. The server inside would give it no answer, so it is not
-    told: it ends the connection when no other request comes.
+    A client that has closed its own way alone still listens. Told of that, the server inside would drop the request
+    that it answers. It does not while more bytes wait, so an empty line goes before: it answers, skips the line
+    (RFC 9112, 2.2) and ends the connection.
     """
     inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inside, limit=CHUNK)
     asking, answering = (asyncio.create_task(_pass(*way)) for way in ((reader, inner_writer), (inner_reader, writer)))
     try:
         await asyncio.wait([asking, answering], return_when=asyncio.FIRST_COMPLETED)
-        if not _is_gone(writer.get_extra_info("socket")):
+        if asking.done() and not _is_gone(writer.get_extra_info("socket")):
+            inner_writer.write(b"\r\n")
+            inner_writer.write_eof()
             await asyncio.wait([answering])
     finally:
         asking.cancel()

@@ -167,7 +167,7 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
         turn.notify(
             incident.id,
             Severity.WARNING,
-            f"{name}: {made.summary or made.cause}",
+            f"{name}: {made.clause}",
             made.story or story.of_diagnosis(made),
             job=job.key if job is not None else None,
             node=made.nodes[0] if made.nodes else "",
@@ -219,7 +219,6 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         ranks=(first.place.rank,) if first.place.rank is not None else (),
         remedy=first.remedy,
         fingerprint=first.recurs_as,
-        story=first.summary,
     )
 
 

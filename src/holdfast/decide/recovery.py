@@ -610,7 +610,7 @@ def decide(turn: Turn, job: JobRecord, incident: IncidentRecord) -> None:
 def _tell_people(turn: Turn, job: JobRecord, incident: IncidentRecord, diagnosis: Diagnosis) -> None:
     incident_record.tried(turn, incident, Remedy.NOTIFY)
     text = diagnosis.story or story.of_diagnosis(diagnosis)
-    turn.notify(incident.id, Severity.WARNING, f"{job.name}: {diagnosis.summary}", text, job=job.key)
+    turn.notify(incident.id, Severity.WARNING, f"{job.name}: {diagnosis.clause}", text, job=job.key)
 
 
 def _awaits_launcher(turn: Turn, job: JobRecord) -> bool:

@@ -187,7 +187,9 @@ def _why_no_repair(turn: Turn, node: NodeRecord, rungs: list[Remedy], before: st
     """Which repairs were tried, or why there is none."""
     tried = [rung.replace("_", " ") for rung in rungs[: node.rung] if rung is not Remedy.RETIRE]
     if is_lemon(turn, node):
-        return f"it was quarantined {offences(turn, node)} times, so no further repair is tried"
+        count = offences(turn, node)
+        often = "once" if count == 1 else f"{count} times"
+        return f"it was quarantined {often}, so no further repair is tried"
     if not tried:
         return "the ladder of its policy has no repair for this"
     return f"no repair is left to try after {story.listed(tried)}{f' ({before})' if before else ''}"
@@ -371,7 +373,7 @@ def retire(turn: Turn, node: NodeRecord, incident: IncidentRecord | None, why: s
     turn.timers.cancel(node.timer)
     topic = node.incident or node.about
     number = _retired(turn, incident)
-    title = f"{node.name} needs a person" if number <= 1 else f"{node.name} and {number - 1} before it need a person"
+    title = f"{node.name} needs a person{f' ({number} nodes by now)' if number > 1 else ''}"
     if number <= incidents.TOLD_EACH or number.bit_count() == 1:  # of many, those by which their number has doubled
         turn.notify(topic, Severity.ERROR, title, f"{node.name}: {why}", node=node.name, asks=True)
     turn.tell(node, f"Handed to a person: {why}.")
@@ -416,7 +418,7 @@ def timer(turn: Turn, node: NodeRecord) -> None:
             incident.id,
             Severity.WARNING,
             f"{node.name} still does not drain",
-            f"{who} still runs there; its repair waits.",
+            f"Its repair waits for what still runs there: {who}.",
             node=node.name,
         )
         turn.timers.start(node.timer, waits.drain_s, incident.id)

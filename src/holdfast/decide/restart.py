@@ -693,8 +693,8 @@ def revive(turn: Turn, job: JobRecord, *, forgotten: bool = False) -> None:
 
     Where the scheduler has only `forgotten` its end, nobody wanted another run, and the budgets stay as they were.
     """
-    turn.orders.withdraw(job.about, "it was queued again by somebody else")
+    why = "the scheduler has forgotten that it had ended" if forgotten else "it was queued again by somebody else"
+    turn.orders.withdraw(job.about, why)
     job_record.revived(turn, job, fresh=not forgotten)
-    why = "The scheduler has forgotten that it had ended" if forgotten else "It was queued again by somebody else"
-    turn.tell(job, f"{why}; watched from here on.")
+    turn.tell(job, f"{why[0].upper()}{why[1:]}; watched from here on.")
     _lift_outdated(turn, job, None)

@@ -58,7 +58,7 @@ def of_finding(finding: Finding) -> str:
 def of_diagnosis(diagnosis: Diagnosis) -> str:
     """One sentence: the cause, how sure, and whom it points at."""
     suspects = [*diagnosis.gpus[:3]] or [*diagnosis.nodes[:3]] or [f"rank {rank}" for rank in diagnosis.ranks[:3]]
-    what = (diagnosis.summary or diagnosis.cause).rstrip(". ")
+    what = diagnosis.clause
     told = any(name in what for name in suspects) or any(f"on {name}" in what for name in diagnosis.nodes)
     where = f", on {listed(suspects)}" if suspects and not told else ""
     return f"{what}{where} (domain {diagnosis.domain}, {diagnosis.confidence:.0%} sure)."

@@ -1,4 +1,4 @@
-"""What the adapter remembers: generations, refused starts, whose exclusions are whose."""
+"""What the adapter remembers: generations, stale reasons, whose exclusions are whose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from holdfast.adapters.slurm.memory import FILE, Memory
 from holdfast.adapters.slurm.node_output import nodes_of_text
 from holdfast.adapters.slurm.output import SlurmJob
-from holdfast.adapters.slurm.starts import REQUEUED_HELD, was_forgotten, was_refused
 from holdfast.adapters.slurm.views import node_view
 from holdfast.model.cluster import NodeView
 from holdfast.model.machine import MachineId
@@ -76,30 +75,6 @@ def test_other_users_may_not_read_whose_jobs_there_were(tmp_path: Path) -> None:
     assert oct(path.stat().st_mode)[-3:] == "600"
 
 
-def test_a_start_in_the_second_of_the_kill_was_refused() -> None:
-    """FAILED with code 1 within a second, right after our own kill; anything else is the program's own failure."""
-    memory = Memory()
-    entry = memory.seen(replace(FIRST, restart_count=1))
-    entry.ended_at = 1000.6
-    ended = replace(
-        FIRST, restart_count=1, states=frozenset({"FAILED"}), exit_code=1, started_at=1000.0, ended_at=1000.0
-    )
-    assert was_refused(ended, entry, wrote=None)
-    assert not was_refused(ended, entry, wrote=True)
-    next_second = replace(ended, started_at=1001.0, ended_at=1001.0)
-    assert [was_refused(next_second, entry, wrote=known) for known in (False, None, True)] == [True, False, False]
-    for other in (
-        {"started_at": 1002.0, "ended_at": 1002.0},
-        {"ended_at": 1003.0},
-        {"exit_code": 2},
-        {"signal": 11},
-        {"restart_count": 0},
-        {"states": frozenset({"RUNNING"})},
-        {"batch": False},
-    ):
-        assert not was_refused(replace(ended, **other), entry, wrote=False), other
-
-
 IDLE = (
     "NodeName=n1 Arch=x86_64 NodeAddr=n1 State=IDLE BootTime=2026-11-23T18:10:24 SlurmdStartTime=2026-11-23T18:37:10 "
 )
@@ -151,22 +126,3 @@ def test_our_comment_on_a_node_that_a_person_returned_is_stale(tmp_path: Path) -
     assert not node_of(memory, "IDLE", MARKED).drained
     for remembering in (memory, Memory(tmp_path)):
         assert node_of(remembering, "IDLE+FAIL", MARKED.replace("37:34", "52:00")).asked == "replace"
-
-
-def test_a_forgotten_release_is_our_own_hold_on_the_run_that_we_released() -> None:
-    """A look from before the release, another's hold, a further requeue and a run that was seen to fail are none."""
-    memory = Memory()
-    held = replace(FIRST, states=frozenset({"PENDING"}), priority=0, restart_count=1, description=REQUEUED_HELD)
-    entry = memory.seen(held)
-    entry.released, entry.released_at = 1, 50.0
-    assert was_forgotten(held, entry, 51.0)
-    assert not was_forgotten(held, entry, 49.0)
-    by_hold = replace(held, description="", reason="JobHeldAdmin")
-    assert not was_forgotten(by_hold, entry, 51.0)
-    entry.ran = True
-    assert was_forgotten(by_hold, entry, 51.0), "nobody can hold a run that has begun"
-    assert not was_forgotten(replace(held, restart_count=2), entry, 51.0)
-    memory.note_end(held, "COMPLETED")
-    assert was_forgotten(held, entry, 51.0), "Slurm runs a job again whose success it forgot"
-    memory.note_end(held, "FAILED")
-    assert not was_forgotten(held, entry, 51.0)

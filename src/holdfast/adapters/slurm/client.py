@@ -126,7 +126,7 @@ class SlurmOrchestrator:
         if view.recovery is not None and view.recovery.enabled and not job.requeue:
             view = replace(view, warnings=(*view.warnings, NO_REQUEUE))
         if self.starts.is_mending(job):
-            # Slurm refused the start; it is being asked again, and nothing of the job has run.
+            # Slurm refused the start, or forgot our release: it is being asked again.
             return replace(view, state=SchedulerState.PENDING, nodes=(), exit_code=None, signal=None, ended_at=0.0)
         return view
 

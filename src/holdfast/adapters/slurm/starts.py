@@ -26,7 +26,7 @@ from holdfast.adapters.slurm.output import SlurmJob
 from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import state_of
 from holdfast.adapters.tasks import end
-from holdfast.errors import LinkError, OrderError
+from holdfast.errors import LinkError, OrderError, PermanentOrderError
 from holdfast.model.cluster import SchedulerState
 
 NEXT_SECOND_S = 1.0
@@ -95,6 +95,9 @@ class Starts:
         self._memory = memory
         self._on_change = on_change
         self._mending: dict[str, int] = {}
+        """Job -> restart count of the run."""
+        self._refused: dict[str, int] = {}
+        """The same, of those for which Slurm refuses even that: they are shown as they are."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.mended = 0
         """Starts that were asked for again."""
@@ -102,7 +105,7 @@ class Starts:
     def look(self, reading: Reading) -> None:
         """Find refused starts and forgotten releases in a reading and begin to mend them."""
         for job in reading.jobs.values():
-            if job.id in self._mending or not job.restart_count:
+            if job.id in self._mending or self._refused.get(job.id) == job.restart_count or not job.restart_count:
                 continue
             entry = self._memory.seen(job)
             # Whether it wrote is looked up only when the rest fits.
@@ -129,7 +132,8 @@ class Starts:
             await how(job)
             self.mended += 1
         except (OrderError, LinkError) as error:
-            # It stands as Slurm shows it, and the engine decides on it, or the next look tries again.
+            if isinstance(error, PermanentOrderError):
+                self._refused[job.id] = job.restart_count
             _log.warning("a start could not be asked for again", job=job.ref, why=str(error))
         finally:
             del self._mending[job.id]
