@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
+from holdfast.adapters.slurm.commands import Argv, control
+from holdfast.adapters.slurm.looks import Looks, Reading
 from holdfast.adapters.slurm.memory import FILE, Memory
 from holdfast.adapters.slurm.node_output import nodes_of_text
 from holdfast.adapters.slurm.output import SlurmJob
-from holdfast.adapters.slurm.starts import REQUEUED_HELD, was_forgotten, was_refused
+from holdfast.adapters.slurm.starts import REQUEUED_HELD, Starts, was_forgotten, was_refused
+from holdfast.adapters.slurm.tool import Tool
 from holdfast.adapters.slurm.views import node_view
 from holdfast.model.cluster import NodeView
 from holdfast.model.machine import MachineId
@@ -153,6 +158,56 @@ def test_our_comment_on_a_node_that_a_person_returned_is_stale(tmp_path: Path) -
         assert node_of(remembering, "IDLE+FAIL", MARKED.replace("37:34", "52:00")).asked == "replace"
 
 
+class Commands:
+    """Tool and looks of `Starts`: every command is written down, and every job has gone at the next look."""
+
+    def __init__(self) -> None:
+        self.ran: list[Argv] = []
+
+    async def run(self, argv: Argv) -> None:
+        self.ran.append(argv)
+
+    async def fresh(self) -> Reading:
+        return Reading(at=99.0, jobs={}, nodes={})
+
+
+HELD = replace(FIRST, states=frozenset({"PENDING"}), priority=0, restart_count=1)
+OURS = replace(HELD, reason="JobHeldUser", description=REQUEUED_HELD)
+PLAIN = replace(HELD, reason="JobHeldAdmin")
+WAITING = replace(HELD, priority=7, reason="Priority")
+RUNS = replace(HELD, priority=7, states=frozenset({"RUNNING"}))
+
+
+@pytest.mark.parametrize(
+    ("looks", "released"),
+    [
+        pytest.param([OURS], True, id="the release is forgotten"),
+        pytest.param([WAITING, RUNS, OURS], True, id="the run, too"),
+        pytest.param([RUNS, PLAIN], True, id="our hold was a plain one"),
+        pytest.param([replace(OURS, reason="JobHeldAdmin")], False, id="held by an administrator over our hold"),
+        pytest.param([WAITING, PLAIN], False, id="held after our release"),
+        pytest.param([RUNS, WAITING, PLAIN], False, id="held after slurmctld has forgotten the start"),
+        pytest.param([RUNS, replace(HELD, reason="JobHeldUser")], False, id="held by its owner"),
+        pytest.param([WAITING, PLAIN, OURS], False, id="a person's hold was forgotten, too"),
+    ],
+)
+def test_only_a_forgotten_release_is_made_again(looks: list[SlurmJob], released: bool) -> None:
+    """What people hold stays held, whatever slurmctld forgets."""
+
+    async def work() -> list[Argv]:
+        commands, memory = Commands(), Memory()
+        entry = memory.seen(OURS)
+        entry.released, entry.released_at = 1, 50.0
+        starts = Starts(cast("Tool", commands), cast("Looks", commands), memory, on_change=lambda: None)
+        for number, job in enumerate(looks):
+            starts.look(Reading(at=60.0 + number, jobs={job.id: job}, nodes={}))
+            await asyncio.sleep(0)
+        await starts.close()
+        return commands.ran
+
+    assert (control("release", "12") in asyncio.run(work())) is released
+
+
 def test_a_forgotten_release_is_our_own_hold_on_the_run_that_we_released() -> None:
     """A look from before the release, another's hold, a further requeue and a run that was seen to fail are none."""
     memory = Memory()
@@ -161,10 +216,12 @@ def test_a_forgotten_release_is_our_own_hold_on_the_run_that_we_released() -> No
     entry.released, entry.released_at = 1, 50.0
     assert was_forgotten(held, entry, 51.0)
     assert not was_forgotten(held, entry, 49.0)
-    by_hold = replace(held, description="", reason="JobHeldAdmin")
-    assert not was_forgotten(by_hold, entry, 51.0)
+    plain = replace(held, description="", reason="JobHeldAdmin")
+    assert not was_forgotten(plain, entry, 51.0)
+    assert not was_forgotten(replace(held, reason="JobHeldAdmin"), entry, 51.0), "an administrator's hold over ours"
     entry.ran = True
-    assert was_forgotten(by_hold, entry, 51.0), "nobody can hold a run that has begun"
+    assert was_forgotten(plain, entry, 51.0), "ours was a plain one, as of a job that Slurm had queued"
+    assert not was_forgotten(replace(plain, reason="JobHeldUser"), entry, 51.0), "its owner's"
     assert not was_forgotten(replace(held, restart_count=2), entry, 51.0)
     memory.note_end(held, "COMPLETED")
     assert was_forgotten(held, entry, 51.0), "Slurm runs a job again whose success it forgot"
