@@ -8,6 +8,7 @@ import pytest
 from tests.controller.cases import House, ToyEngine, finding, running, until
 
 from holdfast.adapters.clock import run_virtual
+from holdfast.adapters.memory import MemoryJournal
 from holdfast.errors import EngineError, FencedError, JournalBusyError, LinkError, WireError
 from holdfast.model import events as e
 from holdfast.model.orders import OrderStatus
@@ -154,6 +155,29 @@ def test_a_superseded_controller_stops_at_once_and_acts_no_more():
         assert house.world.effects == {"o" + str(event_seq(house, "a")): 1}
         with pytest.raises(LinkError):
             await old.submit(finding("x", "later"))
+
+    run_virtual(work())
+
+
+def test_a_controller_that_is_cancelled_while_it_ends_leaves_nothing_running():
+    """When `run` is cancelled in the moment in which it ends by itself, its tasks and executors end all the same."""
+
+    async def work() -> None:
+        house = House()
+        gate = house.world.gate("quarantine_node")
+        old = house.controller("same")
+        before = asyncio.all_tasks()
+        task = asyncio.create_task(old.run())
+        await old.ready.wait()
+        await old.submit(finding("order:quarantine_node", "a"))
+        await until(lambda: len(house.world.asked) == 1)
+        old.claims.close = task.cancel  # type: ignore[method-assign,assignment] # it is called between the two
+        await MemoryJournal(house.store).acquire("same", lease_s=15.0, now=house.clock.now())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: asyncio.all_tasks() == before)
+        gate.set()
+        assert not house.world.nodes["n1"].drained
 
     run_virtual(work())
 

@@ -216,7 +216,7 @@ def test_completion_during_recovery_is_recovery(inside):
 
 
 def test_a_person_who_releases_the_held_job_is_followed(play):
-    """scontrol release by hand: our own exclusion comes too late, and that is all right."""
+    """scontrol release by hand, before our own exclusion took effect: it is asked for again, for the job has not started."""
     play.xid("n2")
     play.done(o.RequeueHeld)
     play.job(state=S.HELD, restart_count=1, nodes=())
@@ -224,7 +224,7 @@ def test_a_person_who_releases_the_held_job_is_followed(play):
     assert play.state is JobState.HELD
     play.job(state=S.PENDING)
     assert play.state is JobState.RELEASED
-    assert play.opened(o.SetExcluded) == []
+    assert play.opened(o.SetExcluded)[0].nodes == ("n2",)
 
 
 def test_a_release_whose_effect_is_seen_before_its_outcome_is_done(play):
@@ -668,6 +668,37 @@ def test_a_requeue_that_is_adopted_leaves_all_bad_nodes():
     orders = play.job(state=S.PENDING, restart_count=1, nodes=())
     assert play.state is JobState.RELEASED
     assert [order.nodes for order in orders if isinstance(order, o.SetExcluded)] == [("n2", "n3")]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_job_that_somebody_else_released_leaves_all_bad_nodes(asked):
+    """The brake holds back its node's fence. A person held it, so it was not kept off yet; or that is under way."""
+    play = Play(brake=Brake(max_nodes=0, max_percent=100.0)).running()
+    if not asked:
+        play.say(e.Command.HOLD, job=KEY)
+    play.xid("n2")
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    assert (play.state, len(play.opened(o.SetExcluded))) == (JobState.HELD, int(asked))
+    orders = play.job(state=S.PENDING)
+    assert play.state is JobState.RELEASED
+    assert [order.nodes for order in orders if isinstance(order, o.SetExcluded)] == [("n2",)]
+
+
+def test_a_launchers_engine_asks_for_no_exclusions():
+    """It has left its allocation for a bad node, and somebody lets the queued job go: that is the controller's matter."""
+    play = Play(scope="allocation").running()
+    play.job()
+    play.xid("n2")
+    play.ended(0)
+    play.settle()
+    assert (play.state, play.j.excluded) == (JobState.HELD, ("n2",))
+    play.job(state=S.HELD)
+    play.job(state=S.PENDING)
+    assert play.state is JobState.RELEASED
+    play.fire("job:")
+    assert play.opened(o.SetExcluded) == []
 
 
 def test_a_reused_id_of_another_cluster_hides_no_job():

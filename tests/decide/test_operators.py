@@ -8,7 +8,7 @@ from tests.decide.play import KEY, NODES, Play, kinds
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey, SchedulerState
-from holdfast.model.evidence import Remedy
+from holdfast.model.evidence import Domain, Finding, Place, Remedy, Role, Severity
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Mode
 from holdfast.model.records import JobState, NodeState
@@ -103,6 +103,23 @@ def test_repair_by_word_that_cannot_begin_approves_no_later_one(idle):
     idle.done(o.QuarantineNode)
     (record,) = [r for r in idle.engine.state.orders.values() if isinstance(r.order, o.RebootNode)]
     assert record.status is OrderStatus.PROPOSED
+
+
+@pytest.mark.parametrize("rule", ["operator.frobnicate", "operator.", "operator.evacuate"])
+def test_a_report_under_a_rule_of_people_from_an_older_journal_is_repaired_like_any_other(idle, rule):
+    """Agents could report so once. No person has named a repair, so the policy's ladder does."""
+    finding = Finding(
+        id="f9",
+        rule=rule,
+        at=1.0,
+        domain=Domain.HARDWARE,
+        severity=Severity.FATAL,
+        place=Place(node="n2"),
+        role=Role.ROOT,
+    )
+    idle.do(e.FindingSeen, finding=finding, source="agent:n2")
+    idle.done(o.QuarantineNode)
+    assert idle.open(o.RebootNode).node == "n2"
 
 
 def test_repair_by_word_waits_for_the_jobs():

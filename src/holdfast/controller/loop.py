@@ -236,7 +236,7 @@ class Controller:
             self.ready.clear()
             self._lease.close()
             self.claims.close()
-            await asyncio.gather(_cancel(tasks), self._consequences.stop())
+            await asyncio.shield(asyncio.gather(_cancel(tasks), self._consequences.stop()))
 
     async def _take_over(self, seen: LeaseRow | None) -> None:
         epoch = await self._lease.take(seen)
@@ -300,6 +300,7 @@ async def _until_done(awaited: asyncio.Future[Any], tasks: Sequence[asyncio.Task
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """End them. It is shielded: cancelled together with `run` before it has begun, it would leave them running."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -162,6 +162,7 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD:
             turn.claim(job, Claim.HOLD_ENDED)
             restart.adopt(turn, job, "somebody else released it")
+            restart.keep_off_bad(turn, job)
         return
     if state is JobState.WATCHING and view.state is SchedulerState.HELD and old.state not in _QUEUED:
         _held_after_its_run(turn, job)

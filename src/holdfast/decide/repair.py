@@ -11,7 +11,6 @@ from holdfast.decide import incidents, ladder
 from holdfast.decide.records import incident as incident_record
 from holdfast.decide.records import node as node_record
 from holdfast.decide.records.turn import Turn
-from holdfast.detect.meaning import Trait, has
 from holdfast.model import orders as o
 from holdfast.model import story
 from holdfast.model.evidence import Finding, Remedy, Severity
@@ -110,8 +109,9 @@ def _rungs(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> tuple[list
     if diagnosis is not None and diagnosis.remedy in ladder.REPAIRS and node.name in diagnosis.nodes:
         gravest = diagnosis.remedy
     gpu = next((name for name in map(_gpu_of, found) if name), "")
-    if node.findings and has(node.findings[0], Trait.COMMAND):
-        return [Remedy(node.findings[0].removeprefix(ladder.OPERATOR)), Remedy.RETIRE], gpu
+    asked = node.findings[0] if node.findings else ""  # in an older journal perhaps a report of no such repair
+    if asked.startswith(ladder.OPERATOR) and (wish := asked.removeprefix(ladder.OPERATOR)) in ladder.REPAIRS:
+        return [Remedy(wish), Remedy.RETIRE], gpu
     rungs = ladder.repair_rungs(
         policy.node,
         always_replace=policy.always_replace,

@@ -15,6 +15,7 @@ from holdfast.adapters.slurm.node_orders import NodeOrders
 from holdfast.adapters.slurm.node_output import SlurmNode
 from holdfast.adapters.slurm.output import SlurmJob, node_names
 from holdfast.adapters.slurm.settings import SlurmConfig
+from holdfast.adapters.slurm.starts import REQUEUED_HELD, was_forgotten
 from holdfast.errors import PermanentOrderError
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobKey
@@ -119,6 +120,18 @@ def test_a_job_that_may_not_be_requeued_is_left_as_it_is(state: str) -> None:
     with pytest.raises(PermanentOrderError, match="--no-requeue"):
         asyncio.run(_jobs(slurm).execute(order))
     assert slurm.told == []
+
+
+def test_what_is_held_once_more_is_no_forgotten_release() -> None:
+    """Whoever asks for the hold by Holdfast is respected, also when slurmctld comes back with an older hold of ours."""
+    slurm, memory = Slurm(), Memory(None)
+    slurm.job = replace(slurm.job, states=frozenset({"PENDING"}), nodes=(), restart_count=1)
+    entry = memory.seen(slurm.job)
+    entry.released, entry.released_at = 1, 1.0
+    order = o.RequeueHeld(id="a1", cause=1, job=KEY, restart_count=0)
+    assert "held with 1 restarts" in asyncio.run(_jobs(slurm, memory).execute(order))
+    forgotten = replace(slurm.job, reason="JobHeldUser", description=REQUEUED_HELD)
+    assert not was_forgotten(forgotten, memory.seen(forgotten), 9.0)
 
 
 @pytest.mark.parametrize(

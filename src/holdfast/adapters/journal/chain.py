@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, and_, func, insert, or_, select
 
 from holdfast.adapters.journal import schema
+from holdfast.errors import UsageError, WireError
 from holdfast.model.audit import (
     AUDITED,
     DROPPED,
@@ -68,9 +69,12 @@ def note(connection: Connection, first_lease: Executable, upsert: Executable, ac
 
 
 def head_of(connection: Connection) -> Head:
-    """The newest line, as the journal counts them."""
+    """The newest line, as the journal counts them; a count that cannot be read is a missing one."""
     said = connection.scalar(select(schema.meta.c.value).where(schema.meta.c.key == HEAD))
-    return read_head(said) if said else Head()
+    try:
+        return read_head(said) if said else Head()
+    except UsageError:
+        return Head()
 
 
 def _end_of(connection: Connection) -> Head:
@@ -147,8 +151,11 @@ def _check_acts(connection: Connection) -> None:
     for row in connection.execute(query):
         if row.number is None:
             raise ChainError(f"event {row.seq} is an act, and no line of the audit speaks of it")
-        event = decode_event(row.payload)
-        line, _ = chained(act_of(event, row.orders), Head())
+        try:
+            event = decode_event(row.payload)
+        except WireError as error:
+            raise ChainError(f"event {row.seq}, of which line {row.number} speaks, was changed: {error}") from error
+        line, _ = chained(act_of(event, str(row.orders)), Head())
         act, said = json.loads(line)["act"], json.loads(row.line)["act"]
         if said.get(ORDERS, act[ORDERS]) != act[ORDERS]:
             raise ChainError(f"column orders of event {row.seq} was changed: line {row.number} tells of other orders")

@@ -307,6 +307,7 @@ class JobOrders:
             now = await self._until(key, lambda seen: state_of(seen) is not S.PENDING)
         entry = self._memory.seen(now)
         entry.ended_at = over_at
+        entry.released, entry.ran = -1, False  # this hold is wanted, whatever slurmctld forgets from now on
         self._memory.keep(entry)
         kept = await self._old_output.keep(now, now.restart_count - 1)
         return f"{what}, held with {now.restart_count} restarts{'; ' + kept if kept else ''}"

@@ -39,8 +39,12 @@ NUDGE_AFTER_S = 0.05
 NUDGE_AGAIN_S = (0.4, 1.0, 3.0, 3.0)
 """slurmctld's clock may be a little behind ours, and its scheduler busy."""
 _MENDED = frozenset({SchedulerState.FAILED, SchedulerState.HELD})
+_BEGAN = {SchedulerState.RUNNING: True, SchedulerState.PENDING: False}
+"""A released run waits again where slurmctld has forgotten its start: from then on people may hold it."""
 _DUE = frozenset({"", "None", "BeginTime"})
 """Reasons of a job that only waits for the scheduler's turn."""
+HELD_BY_ADMIN = "JobHeldAdmin"
+"""Reason of a hold by `hold` of SlurmUser or root, as we are; `requeuehold` and `uhold` give JobHeldUser."""
 REQUEUED_HELD = "job requeued in held state"
 """Slurm's words for a hold by `requeuehold`."""
 _log = structlog.get_logger("holdfast.slurm")
@@ -67,15 +71,13 @@ def was_refused(job: SlurmJob, entry: JobEntry, *, wrote: bool | None) -> bool:
 def was_forgotten(job: SlurmJob, entry: JobEntry, at: float) -> bool:
     """Does a look that began `at` show our own hold again, although we released this very run before?
 
-    Whoever holds the job afterwards leaves another reason than `requeuehold` did. Our own hold may be a plain one, but
-    nobody can hold a run that has begun: it is queued again under a greater count.
+    A hold by `requeuehold` bears its words, and an administrator's hold over it the reason JobHeldAdmin beside them.
+    Our own plain hold bears that reason, too: it is ours where the run was seen running, and not waiting since.
     """
-    return (
-        state_of(job) is SchedulerState.HELD
-        and entry.released == job.restart_count
-        and entry.released_at < at
-        and (entry.ran or REQUEUED_HELD in f"{job.reason} {job.description}")
-    )
+    if state_of(job) is not SchedulerState.HELD or entry.released != job.restart_count or entry.released_at >= at:
+        return False
+    by_requeue = REQUEUED_HELD in f"{job.reason} {job.description}"
+    return by_requeue is not (job.reason == HELD_BY_ADMIN) and (by_requeue or entry.ran)
 
 
 def wrote_output(job: SlurmJob) -> bool | None:
@@ -113,9 +115,21 @@ class Starts:
                 self._begin(job, self._start_again)
             elif was_forgotten(job, entry, reading.at):
                 self._begin(job, self._release_again)
-            elif entry.released == job.restart_count and not entry.ran and state_of(job) is SchedulerState.RUNNING:
-                entry.ran = True
-                self._memory.keep(entry)
+            else:
+                self._note_run(job, entry, reading.at)
+
+    def _note_run(self, job: SlurmJob, entry: JobEntry, at: float) -> None:
+        """Whether the run that we released has begun; one that somebody else holds by now is ours no longer."""
+        state = state_of(job)
+        if entry.released != job.restart_count or entry.released_at >= at:
+            return
+        if state is SchedulerState.HELD:
+            entry.released, entry.ran = -1, False
+        elif state in _BEGAN and entry.ran is not _BEGAN[state]:
+            entry.ran = _BEGAN[state]
+        else:
+            return
+        self._memory.keep(entry)
 
     def is_mending(self, job: SlurmJob) -> bool:
         """Is this very run one whose start is being asked for again?"""
