@@ -7,7 +7,7 @@ from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, JobView, RecoverySpec, SchedulerState
+from holdfast.model.cluster import NODE_KIND, JobKey, JobView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, EvidenceKind, Remedy, Role
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Brake, Limits, Mode, Trouble
@@ -754,6 +754,13 @@ def test_blindness_to_one_kind_is_told_once_and_postpones_what_cannot_be_seen_of
     play.do(e.WatchBlind, blind=False, kind="pytorchjob")
     assert play.notices()[-1] == "Jobs of the kind pytorchjob are known again"
     assert play.engine.state.unseen == []
+
+
+def test_a_scheduler_that_does_not_reach_its_nodes_is_told_once(play):
+    """In words of its own: no job is out of sight."""
+    for blind in (True, True, False):
+        play.do(e.WatchBlind, blind=blind, kind=NODE_KIND, why="slurmctld does not reach 4 of its 4 nodes")
+    assert play.notices() == ["The scheduler does not reach its nodes", "The scheduler reaches its nodes again"]
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("pytorchjob", False), ("job", True)])
