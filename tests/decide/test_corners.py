@@ -169,6 +169,16 @@ def test_a_failed_stop_inside_leaves_the_allocation(inside):
 # --- words in the wrong order -----------------------------------------------------------------------------------------
 
 
+def test_a_launcher_that_has_left_has_no_nodes_excluded(inside):
+    """Somebody released its job, which waits without the node: whom the scheduler gives it is not a launcher's to say."""
+    inside.do(e.NodeGone, node="n2", evidence="reset")
+    inside.fail(o.StopAttempt)
+    inside.job(state=S.HELD)
+    inside.job(state=S.PENDING)
+    assert (inside.state, inside.j.excluded) == (JobState.RELEASED, ("n2",))
+    assert "SetExcluded" not in kinds(inside.fire("job:"))
+
+
 def test_a_launcher_faster_than_its_reports(play):
     """The new attempt's start arrives before the old one's end: the decision is made up for, and counted once."""
     play.crash()

@@ -298,7 +298,7 @@ JOB_WALKS = {
     (P.RESTARTING, T.LEAVE): ("restarting_inside", "look_again"),
 }
 """Row of a job and what happened -> the road into the row and the deed."""
-JOB_STORMS = {(P.RESTARTING, T.LOOK): ("cluster", 260, 174), (P.PROVING, T.LEAVE): ("allocation", 110, 12)}
+JOB_STORMS = {(P.RESTARTING, T.LOOK): ("cluster", 452, 201), (P.PROVING, T.LEAVE): ("allocation", 110, 12)}
 """Rows that only random events are known to reach: scope, seed and number of events."""
 
 fence = steps(xid, lambda play: play.done(o.QuarantineNode))
