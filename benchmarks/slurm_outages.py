@@ -3,7 +3,8 @@
     python benchmarks/slurm_outages.py [outages] [keeps]      (default: both)
 
 `outages`: a job fails while slurmctld, slurmdbd, munge, the space of the shared file system or the controller is away
-for 15 s; prints after how many seconds it runs again, and of which moment. Four plain nodes, times of Slurm as it ships.
+for 15 s; prints after how many seconds it runs again, and of which moment. Four plain nodes, times of Slurm as it ships;
+once more munge, with a SlurmdTimeout of 6 s, so that Slurm has set all nodes DOWN when it is back.
 `keeps`: a job with one wish fails and is requeued; prints what `scontrol show job` says of the wish before and after,
 and, where a wish names nodes, what becomes of the job when its node has to be left.
 """
@@ -74,11 +75,11 @@ def shown(lab: SlurmLab, job: str) -> dict[str, str]:
 
 
 def runs_again(lab: SlurmLab, job: str, limit_s: float) -> bool:
-    """Wait for its second run."""
+    """Wait for its second run, or a later one where Slurm refused that."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         seen = shown(lab, job)
-        if seen.get("JobState") == "RUNNING" and seen["Restarts"] == "1":
+        if seen.get("JobState") == "RUNNING" and int(seen["Restarts"]) >= 1:
             return True
         time.sleep(0.05)
     return False
@@ -92,35 +93,52 @@ def submitted(kept: Kept, folder: Path, options: list[str]) -> str:
     return job
 
 
+Part = tuple[Callable[[], object], Callable[[], object]]
+"""How a part goes away, and how it comes back."""
+
+
 def outages() -> None:
     """One line for each."""
     with kept_lab(LabSettings(nodes=4, boot_s=0.3, dbd=True, shared_mib=64, defaults=True)) as kept:
         lab = kept.lab
-        parts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        parts: dict[str, Part] = {
             "slurmctld": (lambda: lab.daemons.stop("slurmctld"), lab.daemons.start_ctld),
             "slurmdbd": (lambda: lab.daemons.stop("slurmdbd"), lab.daemons.start_dbd),
-            "munge": (lambda: lab.daemons.stop("munged"), lab.daemons.start_munge),
+            "munge": munge_of(lab),
             "shared file system full": (lab.fill_shared, lab.free_shared),
             "controller": (kept.kill, kept.start),
         }
-        for number, (name, (away, back)) in enumerate(parts.items()):
-            folder = lab.folder / "shared" / f"job{number}"
-            job = submitted(kept, folder, [])
-            (folder / "GO.soon").touch()
-            away()
-            failed = time.monotonic()
-            (folder / "GO.soon").rename(folder / "GO")
-            within = runs_again(lab, job, AWAY_S)
-            took = time.monotonic() - failed
-            back()
-            ended = time.monotonic()
-            if within:
-                print(f"{name}: runs again {took:.1f} s after its failure, while it is away", flush=True)
-            elif runs_again(lab, job, LIMIT_S):
-                print(f"{name}: runs again {time.monotonic() - ended:.1f} s after its return", flush=True)
-            else:
-                print(f"{name}: does not run within {LIMIT_S:g} s of its return: {shown(lab, job)}", flush=True)
-            lab.run(["scancel", job])
+        for name, part in parts.items():
+            outage(kept, name, part)
+    with kept_lab(LabSettings(nodes=4, boot_s=0.3, shared_mib=64)) as kept:
+        outage(kept, "munge beyond SlurmdTimeout", munge_of(kept.lab))
+
+
+def munge_of(lab: SlurmLab) -> Part:
+    """Munge of all nodes."""
+    return (lambda: lab.daemons.stop("munged"), lab.daemons.start_munge)
+
+
+def outage(kept: Kept, name: str, part: Part) -> None:
+    """A job fails while the part is away, for AWAY_S or until the job runs again."""
+    lab, (away, back) = kept.lab, part
+    folder = lab.folder / "shared" / name.replace(" ", "-")
+    job = submitted(kept, folder, [])
+    (folder / "GO.soon").touch()
+    away()
+    failed = time.monotonic()
+    (folder / "GO.soon").rename(folder / "GO")
+    within = runs_again(lab, job, AWAY_S)
+    took = time.monotonic() - failed
+    back()
+    ended = time.monotonic()
+    if within:
+        print(f"{name}: runs again {took:.1f} s after its failure, while it is away", flush=True)
+    elif runs_again(lab, job, LIMIT_S):
+        print(f"{name}: runs again {time.monotonic() - ended:.1f} s after its return", flush=True)
+    else:
+        print(f"{name}: does not run within {LIMIT_S:g} s of its return: {shown(lab, job)}", flush=True)
+    lab.run(["scancel", job])
 
 
 def leave(lab: SlurmLab, job: str, name: str, field: str) -> None:

@@ -320,3 +320,39 @@ def test_one_node_that_goes_on_complaining_does_not_take_a_later_one_in():
     assert play.engine.state.brakes["gpu"].tripped_at
     play.xid("n4")
     assert play.engine.state.nodes["n4"].incident != play.engine.state.nodes["n3"].incident
+
+
+def lost_to_the_brake() -> Play:
+    """A job on n1; the scheduler loses all nodes, one of which the brake lets be fenced; the job is queued again."""
+    play = many(4, Brake(max_nodes=1, max_percent=100.0))
+    play.job(nodes=("n1",))
+    for name in ("n1", "n2", "n3", "n4"):
+        play.node(name, alive=False)
+    play.done(o.QuarantineNode)
+    play.done(o.RequeueHeld)
+    play.job(state=S.HELD, restart_count=1, nodes=())
+    play.settle()
+    play.done(o.SetExcluded)
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING, excluded=("n1", "n2", "n3", "n4"))
+    assert set(play.j.excluded) == {"n1", "n2", "n3", "n4"}
+    return play
+
+
+def test_a_lost_node_that_the_brake_holds_back_is_well_when_it_runs_on():
+    """Seen alive with its old boot, it was never gone: a queued job may use it again, and nobody fences it later."""
+    play = lost_to_the_brake()
+    for name in ("n2", "n3", "n4"):
+        play.node(name, alive=True)
+    assert [play.ns(name) for name in ("n2", "n3", "n4")] == [NodeState.HEALTHY] * 3
+    assert play.j.excluded == ("n1",)
+    assert [order.nodes for order in play.opened(o.SetExcluded)] == [("n1",)]
+    assert play.engine.state.brakes["gpu"].waiting == []
+
+
+def test_a_lost_node_that_the_brake_holds_back_stays_suspect_when_it_has_booted_anew():
+    """It had ended, and why is not known."""
+    play = lost_to_the_brake()
+    play.node("n2", alive=True, boot_id="boot-2")
+    assert play.ns("n2") is NodeState.SUSPECT
+    assert "n2" in play.j.excluded

@@ -7,7 +7,7 @@ from tests.decide.play import KEY, NODES, Play, kinds
 
 from holdfast.model import events as e
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, JobView, RecoverySpec, SchedulerState
+from holdfast.model.cluster import NODE_KIND, JobKey, JobView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, EvidenceKind, Remedy, Role
 from holdfast.model.orders import OrderStatus
 from holdfast.model.policy import Brake, Limits, Mode, Trouble
@@ -167,6 +167,16 @@ def test_a_failed_stop_inside_leaves_the_allocation(inside):
 
 
 # --- words in the wrong order -----------------------------------------------------------------------------------------
+
+
+def test_a_launcher_that_has_left_has_no_nodes_excluded(inside):
+    """Somebody released its job, which waits without the node: whom the scheduler gives it is not a launcher's to say."""
+    inside.do(e.NodeGone, node="n2", evidence="reset")
+    inside.fail(o.StopAttempt)
+    inside.job(state=S.HELD)
+    inside.job(state=S.PENDING)
+    assert (inside.state, inside.j.excluded) == (JobState.RELEASED, ("n2",))
+    assert "SetExcluded" not in kinds(inside.fire("job:"))
 
 
 def test_a_launcher_faster_than_its_reports(play):
@@ -754,6 +764,13 @@ def test_blindness_to_one_kind_is_told_once_and_postpones_what_cannot_be_seen_of
     play.do(e.WatchBlind, blind=False, kind="pytorchjob")
     assert play.notices()[-1] == "Jobs of the kind pytorchjob are known again"
     assert play.engine.state.unseen == []
+
+
+def test_a_scheduler_that_does_not_reach_its_nodes_is_told_once(play):
+    """In words of its own: no job is out of sight."""
+    for blind in (True, True, False):
+        play.do(e.WatchBlind, blind=blind, kind=NODE_KIND, why="slurmctld does not reach 4 of its 4 nodes")
+    assert play.notices() == ["The scheduler does not reach its nodes", "The scheduler reaches its nodes again"]
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("pytorchjob", False), ("job", True)])

@@ -85,6 +85,7 @@ def test_an_owner_is_told_of_a_near_miss_once():
     orders += play.job(reason="x")
     notices = [order for order in orders if isinstance(order, o.Notify)]
     assert [notice.text for notice in notices] == ["comment key 'aps' is not known."]
+    assert notices[0].title.endswith(": recovery may differ from what was asked")  # fits --no-requeue as well
 
 
 def test_a_users_near_misses_are_one_matter():

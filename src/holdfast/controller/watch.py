@@ -176,7 +176,7 @@ class Watch:
             expected = bool(why) or kind in known
             if expected and kind not in state.unseen and now - self._unseen_since[kind] >= self._settings.blind_after_s:
                 said = why or "the scheduler does not serve this kind any more"
-                _log.warning("jobs of one kind cannot be read", kind=kind, why=said)
+                _log.warning("one kind cannot be read", kind=kind, why=said)
                 yield self._event(e.WatchBlind, blind=True, kind=kind, why=said)
         for kind in state.unseen:
             if kind not in hidden:

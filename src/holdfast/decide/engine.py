@@ -19,6 +19,7 @@ from holdfast.decide.state import SNAPSHOT_VERSION, Drill, Index, State, from_by
 from holdfast.errors import ConfigError, EngineError
 from holdfast.model import events as e
 from holdfast.model import orders as o
+from holdfast.model.cluster import NODE_KIND
 from holdfast.model.events import AnyEvent
 from holdfast.model.evidence import Severity
 from holdfast.model.orders import AnyOrder, OrderStatus
@@ -179,13 +180,18 @@ def _kind_blind(turn: Turn, event: e.WatchBlind) -> None:
     if (event.kind in turn.state.unseen) == event.blind:
         return
     topic = f"watch:{event.kind}"
+    what = f"Jobs of the kind {event.kind}"
+    lost, found = f"{what} cannot be read", f"{what} are known again"
+    text = f"{event.why}. Jobs of this kind are unknown, not ended; all others are recovered as always."
+    if event.kind == NODE_KIND:
+        lost, found = "The scheduler does not reach its nodes", "The scheduler reaches its nodes again"
+        text = f"{event.why}. They are unknown, not lost: none is fenced or left for that."
     if event.blind:
         turn.state.unseen.append(event.kind)
-        text = f"{event.why}. Jobs of this kind are unknown, not ended; all others are recovered as always."
-        turn.notify(topic, Severity.ERROR, f"Jobs of the kind {event.kind} cannot be read", text)
+        turn.notify(topic, Severity.ERROR, lost, text)
     else:
         turn.state.unseen.remove(event.kind)
-        turn.notify(topic, Severity.INFO, f"Jobs of the kind {event.kind} are known again", event.why)
+        turn.notify(topic, Severity.INFO, found, event.why)
 
 
 def _first_step(turn: Turn, event: e.FirstStepDone) -> None:

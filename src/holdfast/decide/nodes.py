@@ -96,7 +96,7 @@ def _seen_again(turn: Turn, node: NodeRecord, view: NodeView) -> str:
     if view.alive is True and node.gone and old.alive is not True:
         node_record.runs(turn, node)
         turn.tell(node, "The scheduler says that it runs again.")
-        back(turn, node)
+        back(turn, node, as_before=True)
     if old == NodeView(name=view.name) and node.phase is NodeState.HEALTHY and view.alive is not False:
         _found_drained(turn, node)  # its agent spoke before the scheduler showed it
     if view.alive is True and old.alive is False:
@@ -377,14 +377,23 @@ def _wait_for_domain(turn: Turn, node: NodeRecord, incident: IncidentRecord) -> 
     turn.timers.start(node.timer, turn.policy_for(node).waits.unknown_s, incident.id)
 
 
-def back(turn: Turn, node: NodeRecord) -> None:
-    """It runs again. One that was lost with its whole domain is well."""
+def back(turn: Turn, node: NodeRecord, *, as_before: bool = False) -> None:
+    """It runs again. One that was lost with its whole domain is well, and so is one that was only suspect.
+
+    Args:
+        turn: the event's turn.
+        node: which one.
+        as_before: it never ended: the scheduler, which had called it lost, sees it with the boot that it had.
+    """
     incident = repair.incident_of(turn, node)
     path = incidents.path_of(incident)
-    if _is_observed(turn, node) and incidents.is_lost(node) and not node.silent and node.view.alive is not False:
+    if not incidents.is_lost(node) or node.phase not in _WAITING:
+        return
+    if node.phase is NodeState.SUSPECT and (as_before or _is_observed(turn, node)) and _runs(node):
+        turn.orders.withdraw(node.about, "it runs again")
         _well_again(turn, node, "it runs again", repaired=False)
         return
-    if incident is None or not path or not incidents.is_lost(node) or node.silent or node.phase not in _WAITING:
+    if incident is None or not path or node.silent:
         return
     node_record.cleared(turn, node)
     turn.timers.cancel(node.timer)
@@ -394,6 +403,11 @@ def back(turn: Turn, node: NodeRecord) -> None:
         _well_again(turn, node, f"it is back with {path}", repaired=False)
     elif node.phase is NodeState.DRAINING:
         repair.check_drained(turn, node)
+
+
+def _runs(node: NodeRecord) -> bool:
+    """Does nobody say that it is gone, or has nothing to say of it?"""
+    return not node.silent and node.view.alive is not False
 
 
 def timer(turn: Turn, node: NodeRecord) -> None:

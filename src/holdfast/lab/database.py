@@ -58,10 +58,11 @@ def start_slurmdbd(facts: LabFacts, env: Mapping[str, str], spawn: Spawn) -> Non
     conf.touch(mode=0o600)
     conf.chmod(0o600)
     conf.write_text(slurm_conf.slurmdbd_conf(facts, _password(facts)), encoding="utf-8")
-    log = facts.folder / "log" / "slurmdbd.log"
-    spawn("slurmdbd", ["slurmdbd", "-D"], facts.folder / "log" / "slurmdbd.out")
+    # What keeps it from starting stands in the one or the other.
+    out, log = (facts.folder / "log" / name for name in ("slurmdbd.out", "slurmdbd.log"))
+    spawn("slurmdbd", ["slurmdbd", "-D"], out)
     show = ["sacctmgr", "-n", "show", "cluster", "format=cluster"]
-    wait_until(lambda: _works(show, env), "slurmdbd does not answer", limit_s=30.0, logs=(log,))
+    wait_until(lambda: _works(show, env), "slurmdbd does not answer", limit_s=30.0, logs=(out, log))
     for argv in (
         ["sacctmgr", "-i", "add", "cluster", slurm_conf.CLUSTER],
         ["sacctmgr", "-i", "add", "account", "lab", f"Cluster={slurm_conf.CLUSTER}"],

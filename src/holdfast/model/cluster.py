@@ -129,11 +129,15 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     """What such a person seems to have meant and did not get."""
 
 
+NODE_KIND = "node"
+"""The `Unseen.kind` of a scheduler that has lost its own line to its nodes: those are unknown, not gone."""
+
+
 class Unseen(Struct, frozen=True):
     """A kind of job that cannot be read now: jobs of it that a snapshot lacks are unknown, not gone."""
 
     kind: str
-    """As in a job's id: `pytorchjob`."""
+    """As in a job's id: `pytorchjob`; or `NODE_KIND`."""
     why: str = ""
     """Empty where the scheduler has none of this kind, as far as it says."""
 

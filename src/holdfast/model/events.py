@@ -58,7 +58,7 @@ class WatchBlind(Event, frozen=True, kw_only=True, tag="watch_blind"):
 
     blind: bool
     kind: str = ""
-    """The kind of job that cannot be read (`pytorchjob`), while all others can; empty: nothing can be read."""
+    """What alone cannot be read, as `Unseen.kind` names it; empty: nothing can be read."""
     why: str = ""
 
 

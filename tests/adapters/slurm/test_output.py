@@ -247,7 +247,7 @@ def test_the_configuration_tells_what_recovery_depends_on() -> None:
     """Name, version, times, whether there is accounting and a way to reboot."""
     facts = facts_of_config(recorded("22.05", "scontrol-show-config.txt").decode())
     assert (facts.name, facts.version, facts.accounting) == ("lab", "22.05.8", False)
-    assert (facts.min_job_age_s, facts.reboots) == (300, True)
+    assert (facts.min_job_age_s, facts.reboots, facts.slurmd_timeout_s) == (300, True, 6)
 
 
 @pytest.mark.parametrize(

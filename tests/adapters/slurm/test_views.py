@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.slurm.test_output import recorded
 from holdfast.adapters.slurm.node_output import SlurmNode, nodes_of_text
@@ -15,6 +16,7 @@ from holdfast.adapters.slurm.views import (
     job_view,
     joined,
     node_view,
+    out_of_reach,
     state_of,
 )
 from holdfast.model.cluster import JobKey, RecoverySpec, SchedulerState
@@ -38,6 +40,8 @@ def node(*states: str, reason: str = "", **more) -> SlurmNode:
         (job("PENDING"), S.PENDING),
         (job("PENDING", priority=0), S.HELD),
         (job("PENDING", reason="JobHeldUser"), S.HELD),
+        (job("PENDING", reason="BadConstraints", priority=0), S.PENDING),
+        (job("PENDING", "REQUEUE_HOLD", reason="BadConstraints", priority=0), S.HELD),
         (job("PENDING", "REQUEUED"), S.PENDING),
         (job("PENDING", "SPECIAL_EXIT"), S.HELD),
         (job("RUNNING"), S.RUNNING),
@@ -73,6 +77,12 @@ def test_a_job_of_mission_control_is_seen_with_its_wish() -> None:
     assert len(view.nodes) == 2
     assert job_view(jobs["7"], KEY).started_at == 0.0
     assert job_view(jobs["10"], KEY).signal == 11
+
+
+def test_a_job_whose_own_nodes_are_excluded_lacks_nodes() -> None:
+    """Slurm gives it the priority 0, which is nobody's hold: it waits for its nodes, or for the exclusion to end."""
+    seen = job_view(job("PENDING", reason="BadConstraints", priority=0), KEY)
+    assert (seen.state, seen.lacks_nodes) == (S.PENDING, True)
 
 
 def test_a_job_held_after_a_failed_prolog_has_failed_for_its_node() -> None:
@@ -163,3 +173,48 @@ def test_nodes_that_power_saving_wakes_or_switches_off_are_neither_lost_nor_drai
     assert [(alive_of(found), is_drained(found), is_lost(found)) for found in seen.values()] == [
         (None, False, False)
     ] * 3
+
+
+def cluster(down: int, *, silent: int = 0, well: int = 0, at: float = 100.0, apart_s: float = 0.0) -> list[SlurmNode]:
+    """Nodes that Slurm has set down for their silence, those that do not respond yet, and those that do."""
+    lost = [
+        replace(node("DOWN", "NOT_RESPONDING", reason="Not responding"), name=f"d{i}", reason_at=at + i * apart_s)
+        for i in range(down)
+    ]
+    more = [replace(node("IDLE", "NOT_RESPONDING"), name=f"s{i}") for i in range(silent)]
+    return [*lost, *more, *(replace(node("IDLE"), name=f"w{i}") for i in range(well))]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count"),
+    [
+        (cluster(4), 4),
+        (cluster(5, well=4), 5),
+        (cluster(1, silent=3), 1),
+        (cluster(3, apart_s=40.0), 3),
+        (cluster(4, well=4), 0),
+        (cluster(1), 0),
+        (cluster(1, well=1), 0),
+        (cluster(5, well=4, apart_s=1000.0), 0),
+        ([*cluster(2), *(replace(one, name=f"x{one.name}") for one in cluster(1, well=2, at=9000.0))], 0),
+    ],
+)
+def test_a_scheduler_that_has_lost_most_of_its_nodes_at_once_has_lost_its_line_to_them(
+    nodes: list[SlurmNode], count: int
+) -> None:
+    """Silent is not gone: they are weighed with those that do not respond yet against those that do."""
+    assert len(out_of_reach(nodes, 50.0)) == count
+
+
+def test_a_mass_of_nodes_that_booted_unasked_is_no_lost_line() -> None:
+    """Slurm has heard of them: power failed under them."""
+    booted = [replace(node("DOWN", reason="Node unexpectedly rebooted"), name=f"n{i}") for i in range(4)]
+    assert out_of_reach(booted, 50.0) == frozenset()
+
+
+def test_a_node_out_of_reach_is_unknown_and_nobody_has_drained_it() -> None:
+    """The engine neither fences it nor has jobs leave it."""
+    facts = {"jobs": (), "machine": MachineId("node01/1", "slurm"), "boot": ""}
+    lost = node("DOWN", "NOT_RESPONDING", reason="Not responding")
+    seen = node_view(lost, is_out_of_reach=True, **facts)
+    assert (seen.alive, seen.drained) == (None, False)

@@ -27,10 +27,10 @@ from holdfast.adapters.slurm.rest import Rest
 from holdfast.adapters.slurm.settings import SlurmConfig
 from holdfast.adapters.slurm.starts import Starts
 from holdfast.adapters.slurm.tool import Tool
-from holdfast.adapters.slurm.views import busy_nodes, job_view, node_view
+from holdfast.adapters.slurm.views import busy_nodes, job_view, node_view, out_of_reach
 from holdfast.errors import LinkError, PermanentOrderError, TemporaryOrderError
 from holdfast.model import orders as o
-from holdfast.model.cluster import JobKey, JobView, SchedulerState, WorldView
+from holdfast.model.cluster import NODE_KIND, JobKey, JobView, SchedulerState, Unseen, WorldView
 
 LOAD_SHARE = 0.1
 """At most this part of the time goes into looking."""
@@ -101,6 +101,8 @@ class SlurmOrchestrator:
     def _view(self, reading: Reading) -> WorldView:
         cluster = self.looks.facts.name
         busy = busy_nodes(reading.jobs.values())
+        away = out_of_reach(reading.nodes.values(), self.looks.facts.slurmd_timeout_s / 2)
+        why = f"slurmctld does not reach {len(away)} of its {len(reading.nodes)} nodes and has set them down"
         self.starts.look(reading)
         return WorldView(
             cluster=cluster,
@@ -113,10 +115,12 @@ class SlurmOrchestrator:
                     machine=self.nodes.machine_of(node),
                     boot=self.nodes.boot_of(node),
                     answered_at=self.memory.node(node.name).answered_at,
+                    is_out_of_reach=node.name in away,
                 )
                 for node in reading.nodes.values()
             ),
             complete=reading.complete,
+            unseen=(Unseen(NODE_KIND, why),) if away else (),
         )
 
     def _job(self, job: SlurmJob) -> JobView:

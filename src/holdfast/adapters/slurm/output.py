@@ -86,6 +86,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     version: str = ""
     accounting: bool = False
     min_job_age_s: int = 300
+    slurmd_timeout_s: int = 300
+    """A node that does not answer for so long is set DOWN."""
     slurmd_port: int = 0
     """Where a node's slurmd listens that has no port of its own; 0: not known."""
     reboots: bool = False
@@ -425,6 +427,7 @@ def facts_of_config(raw: str) -> ClusterFacts:
         version=told.get("SLURM_VERSION", ""),
         accounting="slurmdbd" in told.get("AccountingStorageType", ""),
         min_job_age_s=300 if job_age_s is None else job_age_s,
+        slurmd_timeout_s=leading_number(told, "SlurmdTimeout") or 300,
         slurmd_port=leading_number(told, "SlurmdPort") or 0,
         reboots=bool(text(told.get("RebootProgram", ""))),
         may_shrink=may_shrink(told),

@@ -38,7 +38,10 @@ _ENDS = {
 }
 _HELD_REASONS = frozenset({"JobHeldUser", "JobHeldAdmin", "SpecialExit", "RequeueHold"})
 _HELD_FLAGS = frozenset({"SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
-_LACKS_NODES = ("resource", "node", "unavailable")
+BAD_CONSTRAINTS = "BadConstraints"
+"""Slurm's reason for a job that no node fits: its own node list or reservation has only nodes that it is kept off. Its
+priority is 0 meanwhile, which is nobody's hold; a change of its exclusions gives that back."""
+_LACKS_NODES = ("resource", "node", "unavailable", BAD_CONSTRAINTS.casefold())
 """Words of Slurm's reasons for a job that waits until nodes are free: `Resources`, `ReqNodeNotAvail`."""
 LAUNCH_FAILED = "launch failed requeued held"
 """What slurmctld writes when a Prolog failed: the job waits, held, for a person who may never come."""
@@ -60,7 +63,8 @@ def state_of(job: SlurmJob) -> SchedulerState:
     if "COMPLETING" in states:
         return SchedulerState.COMPLETING
     if "PENDING" in states or "REQUEUED" in states:
-        held = job.priority == 0 or job.reason in _HELD_REASONS or bool(states & _HELD_FLAGS)
+        is_zero = job.priority == 0 and job.reason != BAD_CONSTRAINTS
+        held = is_zero or job.reason in _HELD_REASONS or bool(states & _HELD_FLAGS)
         return SchedulerState.HELD if held else SchedulerState.PENDING
     if states & {"SPECIAL_EXIT", "REQUEUE_HOLD"}:
         return SchedulerState.HELD
@@ -160,7 +164,8 @@ def busy_nodes(jobs: Iterable[SlurmJob]) -> dict[str, list[str]]:
 
 
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP", "FUTURE"})
-_LOST_REASONS = ("not responding", "unexpectedly rebooted")
+_SILENT = "not responding"
+_LOST_REASONS = (_SILENT, "unexpectedly rebooted")
 
 
 def is_lost(node: SlurmNode) -> bool:
@@ -170,6 +175,29 @@ def is_lost(node: SlurmNode) -> bool:
     """
     told = node.was_resumed or any(word in node.reason.casefold() for word in _LOST_REASONS)
     return "DOWN" in node.states and told
+
+
+def out_of_reach(nodes: Iterable[SlurmNode], together_s: float) -> frozenset[str]:
+    """Nodes that slurmctld set down for their silence when it reached fewer than that: its line to them broke.
+
+    Munge, the network of slurmctld or its machine was away for longer than SlurmdTimeout. That says nothing of the
+    nodes, and they are well when they answer again.
+
+    Args:
+        nodes: all of the cluster.
+        together_s: those that were set down within so many seconds of each other are one loss.
+    """
+    awake = [node for node in nodes if not node.states & (_ASLEEP | {"REBOOT_ISSUED"})]
+    lost = [node for node in awake if is_lost(node) and (node.was_resumed or _SILENT in node.reason.casefold())]
+    silent = sum("NOT_RESPONDING" in node.states and "DOWN" not in node.states for node in awake)
+    reached = sum(not node.states & {"NOT_RESPONDING", "DOWN"} for node in awake)
+    losses: list[list[SlurmNode]] = []
+    for node in sorted(lost, key=lambda one: one.reason_at):
+        if losses and node.reason_at - losses[-1][-1].reason_at <= together_s:
+            losses[-1].append(node)
+        else:
+            losses.append([node])
+    return frozenset(node.name for loss in losses if len(loss) + silent > max(1, reached) for node in loss)
 
 
 NO_ANSWER = f"{PREFIX} slurmd does not answer"
@@ -220,6 +248,7 @@ def node_view(
     machine: MachineId,
     boot: str,
     answered_at: float = 0.0,
+    is_out_of_reach: bool = False,
 ) -> NodeView:
     """The node, for the engine. `machine` and `boot` name what is behind the name, as far as that is known."""
     drained = is_drained(node)
@@ -227,7 +256,7 @@ def node_view(
     return NodeView(
         name=node.name,
         group=node.partitions[0] if node.partitions else "",
-        alive=alive_of(node, answered_at),
+        alive=None if is_out_of_reach else alive_of(node, answered_at),
         drained=drained,
         drain_reason=node.reason if drained else "",
         boot_id=boot,
