@@ -38,6 +38,7 @@ def node(*states: str, reason: str = "", **more) -> SlurmNode:
         (job("PENDING"), S.PENDING),
         (job("PENDING", priority=0), S.HELD),
         (job("PENDING", reason="JobHeldUser"), S.HELD),
+        (job("PENDING", priority=0, reason="BadConstraints"), S.PENDING),
         (job("PENDING", "REQUEUED"), S.PENDING),
         (job("PENDING", "SPECIAL_EXIT"), S.HELD),
         (job("RUNNING"), S.RUNNING),
@@ -81,6 +82,13 @@ def test_a_job_held_after_a_failed_prolog_has_failed_for_its_node() -> None:
     view = job_view(seen, KEY)
     assert view.state is S.NODE_FAIL
     assert "launch failed" in view.reason
+
+
+def test_a_job_whose_only_nodes_are_left_out_waits_for_nodes_and_is_held_by_nobody() -> None:
+    """Slurm sets its priority to 0 as for a hold, and lifts that itself; the reason says where to look."""
+    view = job_view(job("PENDING", priority=0, reason="BadConstraints"), KEY)
+    assert (view.state, view.lacks_nodes) == (S.PENDING, True)
+    assert view.reason.startswith("BadConstraints; no node fits what ReqNodeList and ExcNodeList")
 
 
 def test_a_heterogeneous_job_is_one_job() -> None:

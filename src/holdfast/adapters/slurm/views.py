@@ -38,7 +38,9 @@ _ENDS = {
 }
 _HELD_REASONS = frozenset({"JobHeldUser", "JobHeldAdmin", "SpecialExit", "RequeueHold"})
 _HELD_FLAGS = frozenset({"SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
-_LACKS_NODES = ("resource", "node", "unavailable")
+_BAD_CONSTRAINTS = "BadConstraints"
+"""No node fits: Slurm takes the job's priority away, as for a hold, and gives it back with nodes that fit."""
+_LACKS_NODES = ("resource", "node", "unavailable", _BAD_CONSTRAINTS.casefold())
 """Words of Slurm's reasons for a job that waits until nodes are free: `Resources`, `ReqNodeNotAvail`."""
 LAUNCH_FAILED = "launch failed requeued held"
 """What slurmctld writes when a Prolog failed: the job waits, held, for a person who may never come."""
@@ -60,7 +62,8 @@ def state_of(job: SlurmJob) -> SchedulerState:
     if "COMPLETING" in states:
         return SchedulerState.COMPLETING
     if "PENDING" in states or "REQUEUED" in states:
-        held = job.priority == 0 or job.reason in _HELD_REASONS or bool(states & _HELD_FLAGS)
+        without_priority = job.priority == 0 and job.reason != _BAD_CONSTRAINTS
+        held = without_priority or job.reason in _HELD_REASONS or bool(states & _HELD_FLAGS)
         return SchedulerState.HELD if held else SchedulerState.PENDING
     if states & {"SPECIAL_EXIT", "REQUEUE_HOLD"}:
         return SchedulerState.HELD
@@ -78,6 +81,8 @@ def _reason_of(job: SlurmJob) -> str:
     words = [job.reason] if job.reason not in {"", "None"} else []
     if job.description and job.description != job.reason:
         words.append(job.description)
+    if job.reason == _BAD_CONSTRAINTS:
+        words.append("no node fits what ReqNodeList and ExcNodeList of `scontrol show job` say")
     if job.is_expedited and "REQUEUE_HOLD" in job.states:
         words.append("--requeue=expedite: no Epilog failed, so Slurm holds it")
     words += [word for word in ("OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "SUSPENDED") if word in job.states]
