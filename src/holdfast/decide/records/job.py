@@ -44,14 +44,14 @@ def create(turn: Turn, view: JobView) -> JobRecord:
 
 
 def _warn(turn: Turn, job: JobRecord, old: JobView | None) -> None:
-    """Its owner meant something that is not understood: said once, or nobody learns of it before it is needed."""
+    """What is wrong with its owner's request is said once, or nobody learns of it before it is needed."""
     known = _slips(turn, old) if old is not None else []
     for words in _slips(turn, job.view):
         if words not in known:
             turn.tell(job, f"{words[0].upper()}{words[1:]}.")
             # One matter for all jobs of a user: each of them may be submitted with another slip.
             topic = f"asked:{job.view.user}" if job.view.user else job.about
-            title = f"{job.name}: asked for something that is not understood"
+            title = f"{job.name}: a problem with its request for recovery"
             turn.notify(topic, Severity.WARNING, title, f"{words}.", job=job.key)
 
 
