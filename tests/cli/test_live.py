@@ -131,7 +131,7 @@ def test_tokens_decide(holdfast: Holdfast, live: Live, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOLDFAST_TOKEN_FILE", str(wrong))
     ran = holdfast("jobs", "--url", live.url)
     assert (ran.code, ran.sentence) == (
-        77, f"the controller at {live.url} (--url) refuses: a valid bearer token is needed",
+        77, f"the controller at {live.url} (--url) refuses: this token is unknown here, has ended or was revoked",
     )  # fmt: skip
     monkeypatch.setenv("HOLDFAST_TOKEN_FILE", str(live.viewer_token))
     assert holdfast("jobs", "--url", live.url).code == 0

@@ -32,6 +32,8 @@ def test_a_good_file_is_called_good(holdfast: Holdfast) -> None:
     assert ran.out.startswith(
         "p.toml is a good policy: mode advise, 2 values differ from the defaults.\n  groups gpu\n"
     )
+    Path("one.toml").write_text('mode = "observe"\n')
+    assert "mode observe, 1 value differs from the defaults." in holdfast("policy", "check", "one.toml").out
     form = json.loads(holdfast("policy", "check", "p.toml", "--json").out)
     assert (form["ok"], form["policy"]["limits"]["max_requeues"]) == (True, 5)
     assert form["policy"]["groups"]["gpu"]["brake"]["max_nodes"] == 2

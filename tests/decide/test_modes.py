@@ -335,6 +335,9 @@ def test_rejection_leaves_everything_as_it_is():
         play.say(e.Command.REJECT, order=record.order.id, why="I look at it")
     assert play.state is JobState.WATCHING
     assert play.engine.proposed_orders() == []
+    assert (
+        play.n("n2").story[-1].endswith("nothing is done about it: rejected by mei: I look at it; it stays as it is.")
+    )
 
 
 def test_an_overtaken_proposal_leaves_the_node_to_people_while_its_return_is_under_way():

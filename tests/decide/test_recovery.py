@@ -661,6 +661,17 @@ def waits_for_nodes(play: Play) -> Play:
     return play
 
 
+def test_a_released_job_whose_scheduler_says_later_that_nodes_are_missing_waits_for_them(play):
+    """Slurm shows it pending first, and says `Resources` or `BadConstraints` when it has tried to start it."""
+    play.until_release()
+    play.done(o.ReleaseJob)
+    play.job(state=S.PENDING, reason="BeginTime")
+    assert play.state is JobState.RELEASED
+    play.job(state=S.PENDING, reason="BadConstraints", lacks_nodes=True)
+    assert play.state is JobState.WAITING_FOR_NODES
+    assert "waits for nodes (BadConstraints)" in play.j.story[-1]
+
+
 def test_a_waiting_job_may_use_a_node_again_once_it_is_clean(play):
     """Found by simulation (seed 8): the node came back, the exclusion stayed, and the job waited for ever."""
     waits_for_nodes(play)

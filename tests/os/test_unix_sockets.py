@@ -64,6 +64,9 @@ def test_a_place_is_its_owners_alone(tmp_path: Path):
     tmp_path.chmod(0o775)
     with pytest.raises(RefusedError, match=re.escape(f"could be exchanged by others: chmod go-w {tmp_path}")):
         check_place(path)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(RefusedError, match=r"could be exchanged by others: name one in a folder of its own$"):
+        check_place(path)
     tmp_path.chmod(0o700)
     for what, plant in (("a file", path.touch), ("a link", lambda: path.symlink_to(tmp_path / "elsewhere"))):
         plant()

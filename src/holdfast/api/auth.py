@@ -406,7 +406,9 @@ def needs(role: Role) -> Guard:
         identity = await local(connection) or who(connection) or await _reviewed(connection)
         if identity is None:
             connection.app.state.limits.count_refusal(connection)
-            raise NotAuthorizedException("a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"})
+            shown = "authorization" in connection.headers
+            why = "this token is unknown here, has ended or was revoked" if shown else "a valid bearer token is needed"
+            raise NotAuthorizedException(why, headers={"WWW-Authenticate": "Bearer"})
         connection.app.state.limits.check(connection, identity)
         if not identity.may(role):
             raise PermissionDeniedException(

@@ -51,8 +51,8 @@ class Kind(Struct, Generic[L], frozen=True, kw_only=True):
     """Writes a line to a node's kernel log, and says where that is."""
 
     def folder(self, given: Path | None) -> Path:
-        """The lab's folder: what was given, else the one in the user's cache."""
-        return (given or cache_folder(f"{self.name}-lab")).expanduser().resolve()
+        """The lab's folder: what was given, else the one in the user's cache, or in the machine's when root."""
+        return (given or cache_folder(f"{self.name}-lab", shared=True)).expanduser().resolve()
 
     def at(self, given: Path | None) -> L:
         """The lab that runs there. Raises what `attach` raises."""
@@ -72,7 +72,7 @@ class Kind(Struct, Generic[L], frozen=True, kw_only=True):
         self._add(app, name, said, taking, about)
 
     def _add(self, app: typer.Typer, name: str, function: Any, wrap: Callable[[Any], Any], about: str) -> None:
-        where = f"The lab's folder. Default: ~/.cache/holdfast/{self.name}-lab."
+        where = f"The lab's folder. Default: ~/.cache/holdfast/{self.name}-lab; root's: below /var/cache."
         function.__annotations__["lab_dir"] = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help=where)]
         function.__doc__ = about or function.__doc__
         app.command(name)(wrap(function))

@@ -36,7 +36,8 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy 
         screen.say(f"holdfast: {why}", err=True)
     cases = [f"{kind} {', '.join(sorted(names))}" for kind, names in _own_cases(policies).items() if names]
     changed = sum(line.endswith(")") for line in toml_lines(policies.site))
-    head = f"{file} is a good policy: mode {policies.site.mode}, {changed} values differ from the defaults."
+    differ = "1 value differs" if changed == 1 else f"{changed} values differ"
+    head = f"{file} is a good policy: mode {policies.site.mode}, {differ} from the defaults."
     tail = "`holdfast policy show FILE` prints what it comes to."
     return Answer(
         lambda: form(file=str(file), ok=True, **_form(policies)),

@@ -61,6 +61,7 @@ def observed(turn: Turn, event: e.JobObserved) -> None:
         implied(turn, job)  # also of one that was over before anybody saw it run
     if old.state is view.state and old.restart_count == view.restart_count:
         restart.runs_already(turn, job)
+        _lacks_nodes(turn, job)
         return
     if job.over:
         _is_over(turn, job)
@@ -154,9 +155,8 @@ def _queued(turn: Turn, job: JobRecord, old: JobView) -> None:
             restart.released(turn, job)
         if view.state is SchedulerState.HELD and old.state is SchedulerState.PENDING and not job.in_queue:
             _held_by_person(turn, job)
-        elif view.state is SchedulerState.PENDING and state is JobState.RELEASED and view.lacks_nodes:
-            turn.move_job(job, JobTrigger.WAIT)
-            turn.tell_all(restart.incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
+        else:
+            _lacks_nodes(turn, job)
         return
     if state is JobState.HELD:
         if view.state is SchedulerState.PENDING and old.state is SchedulerState.HELD:
@@ -200,6 +200,14 @@ def _is_let_go(turn: Turn, job: JobRecord, old: JobView) -> bool:
     """
     looked_since = any(turn.said_at > record.issued_at for record in turn.orders.about(job.about, o.ReleaseJob))
     return old.state is SchedulerState.HELD or looked_since
+
+
+def _lacks_nodes(turn: Turn, job: JobRecord) -> None:
+    """A released job waits for nodes, as its scheduler says with its first look at the job or with a later one."""
+    view = job.view
+    if view.state is SchedulerState.PENDING and job.state is JobState.RELEASED and view.lacks_nodes:
+        turn.move_job(job, JobTrigger.WAIT)
+        turn.tell_all(restart.incident_of(turn, job), job, f"waits for nodes ({view.reason}).")
 
 
 def _held_by_person(turn: Turn, job: JobRecord) -> None:

@@ -207,7 +207,9 @@ def not_done(turn: Turn, node: NodeRecord, incident: IncidentRecord, why: str) -
     if node.phase in {NodeState.REPAIRING, NodeState.VALIDATING}:
         retire(turn, node, incident, why)
     else:
-        incident_record.node_settled(turn, incident, node, f"{why}; it stays as it is.")
+        told = f"{why}; it stays as it is."
+        turn.tell(node, told)
+        incident_record.node_settled(turn, incident, node, told)
 
 
 def _enter_repair(turn: Turn, node: NodeRecord, incident: IncidentRecord, rung: Remedy) -> None:

@@ -19,6 +19,7 @@ from holdfast.errors import LinkError, NotFoundError, UsageError
 from holdfast.os.files import write_whole
 
 FACTS_NAME = "lab.json"
+SHARED_CACHE = Path("/var/cache/holdfast")
 PATH_BYTES_MAX = 60
 """Slurm and munge put sockets of up to 45 bytes more below the lab's folder; sun_path holds 107 (unix(7))."""
 NODES_MAX = 4000
@@ -31,9 +32,16 @@ SUBNETS = 128
 NODE_NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 
 
-def cache_folder(name: str) -> Path:
-    """A lab's own place in the user's cache. Short, because Slurm puts sockets below it."""
+def cache_folder(name: str, *, shared: bool = False) -> Path:
+    """A lab's own place in the user's cache. Short, because Slurm puts sockets below it.
+
+    Args:
+        name: of the folder.
+        shared: users other than root need what root has there, so it lies outside root's home, which is closed to them.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
+    if shared and not base and os.geteuid() == 0:
+        return SHARED_CACHE / name
     return (Path(base) if base else Path.home() / ".cache") / "holdfast" / name
 
 

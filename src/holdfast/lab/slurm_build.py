@@ -31,7 +31,6 @@ HEADERS = {
 }
 """Without one of them Slurm is built all the same, but lacks what a lab needs: munge, slurmrestd, accounting."""
 INCLUDE = Path("/usr/include")
-SHARED_CACHE = Path("/var/cache/holdfast/slurm")
 DONE = "complete"
 _run = partial(run_step, "Slurm is not built")
 
@@ -41,8 +40,7 @@ def prefix_of(version: str) -> Path:
 
     Root's lies outside root's home: jobs of other users load Slurm's libraries, too.
     """
-    is_shared = os.geteuid() == 0 and not os.environ.get("XDG_CACHE_HOME")
-    return (SHARED_CACHE if is_shared else cache_folder("slurm")) / version
+    return cache_folder("slurm", shared=True) / version
 
 
 def tarball(version: str, folder: Path) -> Path:

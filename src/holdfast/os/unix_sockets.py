@@ -121,7 +121,9 @@ def check_place(path: Path) -> int:
         raise unanswered(path, error) from error
     owner = found.st_uid
     if _others_write(found):
-        raise RefusedError(f"the socket {path} could be exchanged by others: chmod go-w {folder}")
+        # A folder for everybody, such as /tmp, has to stay one.
+        advice = "name one in a folder of its own" if found.st_mode & stat.S_ISVTX else f"chmod go-w {folder}"
+        raise RefusedError(f"the socket {path} could be exchanged by others: {advice}")
     is_given = folder == named and all(one.st_uid == 0 and not _others_write(one) for one in above)
     if owner >= USERS_FROM and owner != os.geteuid() and not is_given:
         raise RefusedError(f"the socket {path} lies in a folder of another user (uid {owner}): name a controller's own")

@@ -93,6 +93,13 @@ def test_a_job_held_after_a_failed_prolog_has_failed_for_its_node() -> None:
     assert "launch failed" in view.reason
 
 
+def test_a_job_whose_only_nodes_are_left_out_waits_for_nodes_and_is_held_by_nobody() -> None:
+    """Slurm sets its priority to 0 as for a hold, and lifts that itself; the reason says where to look."""
+    view = job_view(job("PENDING", priority=0, reason="BadConstraints"), KEY)
+    assert (view.state, view.lacks_nodes) == (S.PENDING, True)
+    assert view.reason.startswith("BadConstraints; no node fits what ReqNodeList and ExcNodeList")
+
+
 def test_a_heterogeneous_job_is_one_job() -> None:
     """Under its leader's id, on all its nodes; array tasks stay jobs of their own."""
     jobs = joined(jobs_of_json(recorded("22.05", "squeue--json-many.json")))

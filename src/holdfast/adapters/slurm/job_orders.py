@@ -310,7 +310,7 @@ class JobOrders:
         entry.released, entry.ran = -1, False  # this hold is wanted, whatever slurmctld forgets from now on
         self._memory.keep(entry)
         kept = await self._old_output.keep(now, now.restart_count - 1)
-        return f"{what}, held with {now.restart_count} restarts{'; ' + kept if kept else ''}"
+        return f"{what}, held; its restart count is {now.restart_count}{'; ' + kept if kept else ''}"
 
     # --- exclude, release, give up ---
 
