@@ -82,7 +82,7 @@ def _reason_of(job: SlurmJob) -> str:
     words = [job.reason] if job.reason not in {"", "None"} else []
     if job.description and job.description != job.reason:
         words.append(job.description)
-    if job.reason == _BAD_CONSTRAINTS:
+    if job.reason == BAD_CONSTRAINTS:
         words.append("no node fits what ReqNodeList and ExcNodeList of `scontrol show job` say")
     if job.is_expedited and "REQUEUE_HOLD" in job.states:
         words.append("--requeue=expedite: no Epilog failed, so Slurm holds it")
