@@ -427,6 +427,8 @@ def _excludes_otherwise(job: JobRecord) -> bool:
 
 def correct_exclusions(turn: Turn, job: JobRecord) -> None:
     """Ask for the exclusions that we want; what is under way is waited for (`recovery.order_done`)."""
+    if turn.in_allocation:
+        return  # the controller asks
     if _excludes_otherwise(job) and not _is_observed(turn, job) and not turn.orders.about(job.about, o.SetExcluded):
         ask_exclusions(turn, job, incident_of(turn, job))
 
