@@ -353,3 +353,13 @@ def test_a_node_that_is_lost_before_the_first_attempt_starts_is_left_all_the_sam
     play.ended(0)
     assert kinds([*orders, *play.settle()])[-1] == "Escalate"
     assert play.open(o.Escalate).exclude_nodes == ("n2",)
+
+
+def test_a_launcher_asks_the_scheduler_for_no_exclusion(inside):
+    """Its job is in the queue by another's doing, and its own look shows no exclusion: that order is the controller's."""
+    inside.xid("n2")
+    inside.job(state=S.PENDING, restart_count=1, nodes=())
+    assert inside.state is JobState.RELEASED
+    inside.j.excluded = ("n3",)
+    assert kinds(inside.fire("job:")) == []
+    assert inside.state is JobState.WAITING_FOR_NODES
