@@ -90,8 +90,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     # --- decide: restarts ---
     "what the scheduler requeued by itself may use bad nodes": (
         "decide/jobs.py",
-        "        restart.keep_off_bad(turn, job)\n",
-        "",
+        'by the scheduler or a person")\n        restart.keep_off_bad(turn, job)\n',
+        'by the scheduler or a person")\n',
+    ),
+    "what a person let go may use bad nodes": (
+        "decide/jobs.py",
+        'released it")\n            restart.keep_off_bad(turn, job)\n',
+        'released it")\n',
     ),
     "a queued job may start on a node that the brake holds back later": (
         "decide/nodes.py",
