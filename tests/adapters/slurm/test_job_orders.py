@@ -129,7 +129,7 @@ def test_what_is_held_once_more_is_no_forgotten_release() -> None:
     entry = memory.seen(slurm.job)
     entry.released, entry.released_at = 1, 1.0
     order = o.RequeueHeld(id="a1", cause=1, job=KEY, restart_count=0)
-    assert "held with 1 restarts" in asyncio.run(_jobs(slurm, memory).execute(order))
+    assert "held; its restart count is 1" in asyncio.run(_jobs(slurm, memory).execute(order))
     forgotten = replace(slurm.job, reason="JobHeldUser", description=REQUEUED_HELD)
     assert not was_forgotten(forgotten, memory.seen(forgotten), 9.0)
 
