@@ -12,7 +12,7 @@ from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
-from holdfast.model.policy import Limits, Policy, Proof, Trouble
+from holdfast.model.policy import Limits, Mode, Policy, Proof, Trouble
 from holdfast.model.records import Authority, Broke, JobRecord, JobState
 
 S = SchedulerState
@@ -228,6 +228,36 @@ def test_different_crashes_use_up_the_restarts_in_place():
     assert kinds(again(play, 2, fingerprint="segv:2")) == ["Escalate"]
     assert play.open(o.Escalate).exit_code == EXIT_RESTART_ME
     assert play.state is JobState.HELD
+
+
+def asked_instead_of_in_place() -> Play:
+    """A restart in place was ordered, its launcher's lease ended before, and a person is asked for the requeue."""
+    play = Play(modes={Remedy.REQUEUE: Mode.ADVISE}).running()
+    play.crash()
+    play.ended(0)
+    play.settle()
+    assert play.state is JobState.IN_PLACE
+    play.do(e.LauncherLapsed, job=KEY)
+    assert play.state is JobState.DIAGNOSING
+    return play
+
+
+def test_a_restart_in_place_that_came_to_nothing_is_not_counted_where_people_are_asked():
+    """Found by seed 52000279: the one crash counted twice, as a crash loop, and the approved requeue ended the job."""
+    play = asked_instead_of_in_place()
+    (proposed,) = play.engine.proposed_orders()
+    play.say(e.Command.APPROVE, order=proposed.order.id)
+    play.done(o.RequeueHeld)
+    assert play.state is JobState.RELEASED
+    assert (play.j.in_place, play.j.requeues, play.j.spent["exit.signal.11"]) == (0, 1, 1)
+
+
+def test_a_restart_in_place_that_is_told_of_while_people_are_asked_is_counted_once():
+    """The launcher was heard again."""
+    play = asked_instead_of_in_place()
+    play.start(1, in_place=1)
+    assert play.state is JobState.PROVING
+    assert (play.j.in_place, play.j.spent["exit.signal.11"]) == (1, 1)
 
 
 def test_requeues_are_counted_and_end():

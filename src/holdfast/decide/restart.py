@@ -150,6 +150,7 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
         turn.orders.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
+        not_restarted(job, incident)
         turn.move_job(job, JobTrigger.ASK)
         turn.timers.cancel(job.timer)
     else:
