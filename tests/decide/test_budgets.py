@@ -524,3 +524,11 @@ def test_starts_that_come_to_no_attempt_after_an_evacuation_use_up_the_requeues(
         if play.state is JobState.DIAGNOSING:
             play.settle()
     assert (play.state, play.j.requeues) == (JobState.GIVEN_UP, 3)
+
+
+def test_an_evacuation_ends_no_job_whose_requeues_are_used_up():
+    """It costs no retry, so none has to be left; where nothing could be saved the job was given up for it."""
+    play = evacuated(limits=Limits(max_requeues=0))
+    assert play.state is JobState.STOPPING
+    play.through_queue()
+    assert (play.state, play.j.requeues) == (JobState.PROVING, 0)
