@@ -11,8 +11,9 @@ from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_RESTART_ME
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import JobView, RecoverySpec, SchedulerState
+from holdfast.model.events import Command
 from holdfast.model.evidence import Diagnosis, Domain, Remedy
-from holdfast.model.policy import Limits, Policy, Proof, Trouble
+from holdfast.model.policy import Limits, Mode, Policy, Proof, Trouble
 from holdfast.model.records import Authority, Broke, JobRecord, JobState
 
 S = SchedulerState
@@ -230,6 +231,36 @@ def test_different_crashes_use_up_the_restarts_in_place():
     assert play.state is JobState.HELD
 
 
+def asked_instead_of_in_place() -> Play:
+    """A restart in place was ordered, its launcher's lease ended before, and a person is asked for the requeue."""
+    play = Play(modes={Remedy.REQUEUE: Mode.ADVISE}).running()
+    play.crash()
+    play.ended(0)
+    play.settle()
+    assert play.state is JobState.IN_PLACE
+    play.do(e.LauncherLapsed, job=KEY)
+    assert play.state is JobState.DIAGNOSING
+    return play
+
+
+def test_a_restart_in_place_that_came_to_nothing_is_not_counted_where_people_are_asked():
+    """Found by seed 52000279: the one crash counted twice, as a crash loop, and the approved requeue ended the job."""
+    play = asked_instead_of_in_place()
+    (proposed,) = play.engine.proposed_orders()
+    play.say(e.Command.APPROVE, order=proposed.order.id)
+    play.done(o.RequeueHeld)
+    assert play.state is JobState.RELEASED
+    assert (play.j.in_place, play.j.requeues, play.j.spent["exit.signal.11"]) == (0, 1, 1)
+
+
+def test_a_restart_in_place_that_is_told_of_while_people_are_asked_is_counted_once():
+    """The launcher was heard again."""
+    play = asked_instead_of_in_place()
+    play.start(1, in_place=1)
+    assert play.state is JobState.PROVING
+    assert (play.j.in_place, play.j.spent["exit.signal.11"]) == (1, 1)
+
+
 def test_requeues_are_counted_and_end():
     """`max_requeues`, then given up with the reason."""
     play = Play(limits=Limits(max_requeues=1)).plain()
@@ -431,3 +462,73 @@ def test_late_words_of_the_attempt_before_the_charge_give_nothing_back():
     if play.state is JobState.DIAGNOSING:
         play.settle()
     assert play.state is JobState.GIVEN_UP
+
+
+def crashes_again_and_again(play: Play) -> None:
+    """Each attempt dies in the same way, and whoever leads the job is out of rungs after the first restart in place."""
+    for _ in range(2 * play.policies.site.limits.max_requeues):
+        attempt = play.attempt.number
+        again(play, attempt, node="n1", rank=0)
+        if play.state is JobState.DIAGNOSING:
+            play.do(e.Escalated, job=KEY, attempt=attempt, why="crash loop")
+        if play.state is JobState.IN_PLACE:
+            play.start(attempt + 1, in_place=1, restart_count=play.attempt.restart_count)
+        elif play.state is JobState.STOPPING:
+            play.through_queue(play.attempt.restart_count + 1)
+
+
+def test_a_reboot_that_a_person_asked_for_explains_no_later_crash():
+    """Found by seed 52284: each crash since counted as the person's wish, and 186 restarts in a row cost nothing."""
+    play = Play().running()
+    play.say(Command.REBOOT, node="n2")
+    play.xid("n2")
+    play.crash()
+    play.through_queue()
+    assert play.incident.diagnosis.cause == "operator.reboot"
+    crashes_again_and_again(play)
+    assert play.state is JobState.GIVEN_UP
+    assert "crash loop: died of signal 11" in play.open(o.GiveUp).why
+
+
+def evacuated(**policy) -> Play:
+    """A person has it save and stop; a rank dies of it, and its launcher leaves."""
+    play = Play(**policy).running()
+    play.say(Command.EVACUATE, job=KEY)
+    again(play, 0)
+    play.do(e.LauncherLapsed, job=KEY, left=True, exit_code=EXIT_RESTART_ME)
+    return play
+
+
+def test_an_evacuation_explains_no_later_crash():
+    """It costs no retry; what its incident sees of the attempts after it does."""
+    play = evacuated()
+    play.through_queue()
+    assert play.j.requeues == 0
+    crashes_again_and_again(play)
+    assert play.state is JobState.GIVEN_UP
+
+
+def test_starts_that_come_to_no_attempt_after_an_evacuation_use_up_the_requeues():
+    """Its launcher is never heard: a broken prolog, or an image that cannot be had."""
+    play = evacuated()
+    for start in range(1, 9):
+        if play.state is not JobState.STOPPING:
+            break
+        play.done(o.RequeueHeld)
+        play.job(state=S.HELD, restart_count=start, nodes=())
+        if play.opened(o.SetExcluded):
+            play.done(o.SetExcluded)
+        play.done(o.ReleaseJob)
+        play.job(state=S.RUNNING, nodes=NODES)
+        play.job(state=S.NODE_FAIL)
+        if play.state is JobState.DIAGNOSING:
+            play.settle()
+    assert (play.state, play.j.requeues) == (JobState.GIVEN_UP, 3)
+
+
+def test_an_evacuation_ends_no_job_whose_requeues_are_used_up():
+    """It costs no retry, so none has to be left; where nothing could be saved the job was given up for it."""
+    play = evacuated(limits=Limits(max_requeues=0))
+    assert play.state is JobState.STOPPING
+    play.through_queue()
+    assert (play.state, play.j.requeues) == (JobState.PROVING, 0)

@@ -17,7 +17,7 @@ from holdfast.model.records import JobState
 from holdfast.sim.checkers import came_to_rest_in_time, judged
 from holdfast.sim.checkers.journal import Replayed, records_of
 from holdfast.sim.history import Cancelled, Drained, Faulted, Held, History, OrderTook, Resumed, RunBegan, Step, Wrote
-from sim.histories import CHECK, JOB, NEW, OLD, REPLACE, REQUEUE, Tale, good, order
+from sim.histories import CHECK, JOB, NEW, OLD, REPLACE, REQUEUE, XID, Tale, good, order
 
 
 @pytest.fixture
@@ -343,6 +343,26 @@ def test_a_requeue_that_a_person_asked_for_costs_nothing(tale):
     assert said_by(tale.history) == set()
     tale.event(e.TimerFired, order(o.ReleaseJob, "c23", epoch=6), timer="x")
     assert said_by(tale.history) == {"budgets_hold"}
+
+
+def test_a_save_and_stop_costs_nothing_whatever_ends_the_run(tale):
+    """Found by seed 51250: its launcher was lost meanwhile, and it was requeued for a node. It covers one restart only."""
+    save = order(o.SaveAndStop, "c19", attempt=1, limit_s=60.0)
+    tale.event(e.TimerFired, save, timer="x")
+    for number in range(3):
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    assert said_by(tale.history) == set()
+    tale.event(e.TimerFired, order(o.ReleaseJob, "c23", epoch=6), timer="x")
+    assert said_by(tale.history) == {"budgets_hold"}
+
+
+def test_a_persons_wish_covers_no_later_run_of_the_same_incident(tale):
+    """Found by seed 52284: all crashes after a command counted as its doing, and no judge saw that they went on."""
+    tale.incident.findings.append(replace(XID, id="f2", rule="operator.reboot", at=tale.now))
+    for number in range(4):
+        tale.now += 600.0
+        tale.event(e.TimerFired, order(o.ReleaseJob, f"c2{number}", epoch=3 + number), timer="x")
+    assert "budgets_hold" in said_by(tale.history)
 
 
 def test_giving_up_too_early_is_found(tale):

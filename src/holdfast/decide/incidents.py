@@ -156,7 +156,8 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
         return before
     attempt = _attempt_of(incident, job)
     made = _diagnose(incident, job, attempt)
-    if before is not None and (has(before.cause, Trait.COMMAND) or _weaker(made, before)):
+    is_asked_for = before is not None and has(before.cause, Trait.COMMAND) and is_asked(incident, _since(attempt))
+    if before is not None and (is_asked_for or _weaker(made, before)):
         return before
     incident_record.diagnosed(turn, incident, made)
     turn.stamp(incident, Mark.DIAGNOSED)
@@ -173,6 +174,16 @@ def judge(turn: Turn, incident: IncidentRecord, job: JobRecord | None) -> Diagno
             node=made.nodes[0] if made.nodes else "",
         )
     return made
+
+
+def is_asked(incident: IncidentRecord, since: float) -> bool:
+    """Is it about a person's command that came since then?"""
+    return any(has(finding.rule, Trait.COMMAND) and finding.at >= since for finding in incident.findings)
+
+
+def _since(attempt: AttemptRecord | None) -> float:
+    """When the attempt began: a command of before has ended an earlier one, and explains nothing of this."""
+    return attempt.started_at if attempt is not None else 0.0
 
 
 def _is_news(before: Diagnosis, made: Diagnosis) -> bool:
@@ -203,7 +214,8 @@ def _diagnose(incident: IncidentRecord, job: JobRecord | None, attempt: AttemptR
         ended_at=attempt.ended_at if attempt is not None else 0.0,
         no_job=job is None,
     )
-    made = diagnose(_last_seen(incident.findings), context)
+    told = [f for f in incident.findings if f.at >= _since(attempt) or not has(f.rule, Trait.COMMAND)]
+    made = diagnose(_last_seen(told), context)
     if made.cause != "unknown":
         return made
     # Trends, warnings and people's words are no candidates of a root cause, yet they are why this incident is open.

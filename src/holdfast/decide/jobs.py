@@ -743,6 +743,7 @@ def _asks_for_restart(turn: Turn, job: JobRecord, *, stopped: bool) -> None:
     finding = restart_me(turn, job)
     if stopped:
         incident = incidents.open_new(turn, finding)
+        job_record.evacuated(job)
         incident_record.tried(turn, incident, Remedy.EVACUATE)
         recovery.fault(turn, job, incident, finding)
     else:

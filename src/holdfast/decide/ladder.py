@@ -160,7 +160,7 @@ def _refusal(rung: Remedy, job: JobRecord, limits: Limits, facts: Facts, verdict
             return "it has saved and stopped already"
         if not (facts.alive and facts.launcher):
             return "nothing runs that could save a checkpoint"
-    elif rung is R.REQUEUE and job.requeues >= limits.max_requeues and not (facts.in_queue and facts.asked):
+    elif rung is R.REQUEUE and job.requeues >= limits.max_requeues and not facts.asked:
         return f"{_requeues(job)} with no progress in between, which is the limit"
     return ""
 

@@ -334,6 +334,7 @@ def evacuate(turn: Turn, job: JobRecord, incident: IncidentRecord, why: str) -> 
 def entered_evacuation(turn: Turn, job: JobRecord, incident: IncidentRecord, limit_s: float) -> None:
     """Saving and stopping is ordered."""
     turn.move_job(job, JobTrigger.EVACUATE)
+    job_record.evacuated(job)
     incident_record.tried(turn, incident, Remedy.EVACUATE)
     turn.tell_all(incident, job, f"asked to save a checkpoint and stop within {story.seconds(limit_s)}.")
     turn.notify(incident.id, Severity.INFO, f"{job.name} saves and stops", "Its node must be left.", job=job.key)
@@ -496,7 +497,7 @@ def facts(turn: Turn, job: JobRecord, incident: IncidentRecord) -> ladder.Facts:
     good = [node for node in allocation if node not in job.excluded]
     leave = any(node in job.excluded for node in used)
     launcher = job.authority is Authority.LAUNCHER
-    evacuated = Remedy.EVACUATE in incident.remedies
+    evacuated = attempt is not None and attempt.evacuated
     enough = len(good) >= len(used)
     return ladder.Facts(
         launcher=launcher,

@@ -14,7 +14,6 @@ from holdfast.decide.records import job as job_record
 from holdfast.decide.records import node as node_record
 from holdfast.decide.records.incident import GIVEN_UP, OBSERVED, RECOVERED
 from holdfast.decide.records.turn import Turn
-from holdfast.detect.meaning import Trait, has
 from holdfast.errors import EXIT_DO_NOT_REQUEUE, EXIT_FAILED
 from holdfast.model import events as e
 from holdfast.model import orders as o
@@ -48,16 +47,10 @@ def asked_for(turn: Turn, job: JobRecord, incident: IncidentRecord) -> bool:
     """Did a person wish for this end of the attempt, or did it leave its node in time? Neither is a failure."""
     attempt = job.attempt
     ended_by = turn.state.incidents.get(attempt.incident) if attempt is not None else None
-    since = attempt.started_at if attempt is not None else 0.0
-    for known in (incident, ended_by):
-        if known is None:
-            continue
-        diagnosis = known.diagnosis
-        if Remedy.EVACUATE in known.remedies or (diagnosis is not None and has(diagnosis.cause, Trait.COMMAND)):
-            return True
-        if any(has(finding.rule, Trait.COMMAND) and finding.at >= since for finding in known.findings):
-            return True
-    return False
+    if attempt is not None and attempt.evacuated:
+        return True
+    since = max(attempt.started_at if attempt is not None else 0.0, job.released_at)
+    return any(known is not None and incidents.is_asked(known, since) for known in (incident, ended_by))
 
 
 def charged_nodes(diagnosis: Diagnosis, broke: Broke) -> tuple[str, ...]:
@@ -150,6 +143,7 @@ def ask_first(turn: Turn, job: JobRecord, incident: IncidentRecord, order: o.Any
     if status is OrderStatus.PROPOSED:
         turn.tell_all(incident, job, "waiting for a person to approve.")
         turn.orders.withdraw(job.about, "there is enough to ask a person", o.CaptureStacks)
+        not_restarted(job, incident)
         turn.move_job(job, JobTrigger.ASK)
         turn.timers.cancel(job.timer)
     else:
@@ -319,6 +313,7 @@ def release(turn: Turn, job: JobRecord) -> None:
     if job.held_by:
         go_on_from_hold(turn, job)
         return
+    job_record.let_start(turn, job)
     job_record.next_epoch(job)
     turn.orders.issue(
         turn.order(

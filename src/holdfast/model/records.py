@@ -192,6 +192,8 @@ class AttemptRecord(Struct, omit_defaults=True):
     exit_code: int | None = None
     signal: int | None = None
     stopped: bool = False
+    evacuated: bool = False
+    """It was asked to save and stop, and the job has not been released since."""
     incident: str = ""
     """The incident that ended it."""
 
@@ -230,6 +232,8 @@ class JobRecord(Struct, omit_defaults=True):
     """Restart count of the newest launcher that took authority: words of an older one's end are stale."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     epoch: int = 0
+    released_at: float = 0.0
+    """When we last let it start from the queue: what was asked of its runs before is done with."""
     incident: str = ""
     """The open incident that governs its recovery now."""
     rung: int = 0

@@ -113,6 +113,12 @@ def ends_by(job: JobRecord, incident: str) -> None:
         job.attempt.incident = incident
 
 
+def evacuated(job: JobRecord) -> None:
+    """Its newest attempt is asked to save and stop."""
+    if job.attempt is not None:
+        job.attempt.evacuated = True
+
+
 def keep_off(job: JobRecord, names: Iterable[str]) -> list[str]:
     """Keep the job off these nodes. Returns those that are new to it."""
     new = [name for name in names if name not in job.excluded]
@@ -143,6 +149,13 @@ def outdated_exclusions(job: JobRecord) -> set[str]:
 def next_epoch(job: JobRecord) -> None:
     """What it starts from now on has a later fencing epoch."""
     job.epoch += 1
+
+
+def let_start(turn: Turn, job: JobRecord) -> None:
+    """It may start from the queue: what was asked of its former runs is done with."""
+    job.released_at = turn.now
+    if job.attempt is not None:
+        job.attempt.evacuated = False
 
 
 def mistrust(job: JobRecord, bad: int) -> None:

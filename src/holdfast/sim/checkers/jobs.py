@@ -11,6 +11,7 @@ from holdfast.model.events import Command
 from holdfast.model.evidence import Remedy
 from holdfast.model.policy import Limits
 from holdfast.model.records import IncidentRecord, JobRecord, JobState
+from holdfast.sim.checkers.incidents import EARLY_S
 from holdfast.sim.checkers.orders import first_given, is_refused
 from holdfast.sim.history import PERSON, Cancelled, History, RunBegan, Step, Wrote
 
@@ -85,7 +86,9 @@ class _Spent:
         """Restart count of the newest run that was seen."""
         self.start_at_release = 0
         self.asked = False
-        """A person has asked for a restart, and it has not been let start since."""
+        """A person has asked for a restart, or it was asked to save and stop, and it has not been let start since."""
+        self.let_at = 0.0
+        """When it was last let start."""
         self.let = False
         """Released, and not seen to run since."""
         self.paid = False
@@ -185,8 +188,8 @@ def budgets_hold(history: History) -> Iterator[str]:
             incident = causes.get(order.incident)
             limits = _limits(history, records.get(order.job))
             if isinstance(order, o.ReleaseJob):
-                count.restart(paid=not (_asked_for(incident) or count.asked))
-                count.let, count.asked = True, False
+                count.restart(paid=not (_asked_for(incident, count) or count.asked))
+                count.let, count.let_at, count.asked = True, event.received_at, False
                 if len(count.requeues) > limits.max_requeues:
                     yield (
                         f"{order.id} lets job {order.job} start for the {len(count.requeues)}. time with no progress "
@@ -194,21 +197,22 @@ def budgets_hold(history: History) -> Iterator[str]:
                     )
             elif isinstance(order, o.RequeueHeld):
                 count.requeued.add(order.restart_count)
-                count.asked = count.asked or (isinstance(event, e.OperatorCommand) and not event.order)
+                by_command = isinstance(event, e.OperatorCommand) and not event.order
+                count.asked = count.asked or by_command or _asked_for(incident, count)
+            elif isinstance(order, o.SaveAndStop):
+                count.asked = True
             elif isinstance(order, o.GiveUp) and order.remedy is Remedy.STOP:
                 yield from _too_early(order, count, limits, event, incident)
                 count.requeued.clear()  # whoever queues it from now on, perhaps before it has ended, it is not us
                 count.anew_from = count.starts + 1
 
 
-def _asked_for(incident: IncidentRecord | None) -> bool:
-    """A person's wish and a warned departure are no failures, so they cost no retry."""
-    if incident is None:
-        return False
-    diagnosis = incident.diagnosis
-    by_person = any(finding.rule.startswith(_OPERATOR) for finding in incident.findings)
-    told = diagnosis is not None and diagnosis.cause.startswith(_OPERATOR)
-    return Remedy.EVACUATE in incident.remedies or told or by_person
+def _asked_for(incident: IncidentRecord | None, count: _Spent) -> bool:
+    """A person's wish for the end of this run is no failure, so it costs no retry. It says nothing of later runs."""
+    since = count.let_at - EARLY_S
+    return incident is not None and any(
+        finding.rule.startswith(_OPERATOR) and finding.at >= since for finding in incident.findings
+    )
 
 
 def _too_early(
