@@ -8,8 +8,8 @@ from tests.decide.play import KEY, NODES, Play, kinds
 from holdfast.model import events as e
 from holdfast.model import orders as o
 from holdfast.model.cluster import SchedulerState
-from holdfast.model.evidence import Domain, EvidenceKind, Remedy
-from holdfast.model.policy import Mode, Waits
+from holdfast.model.evidence import Domain, EvidenceKind, Remedy, Severity
+from holdfast.model.policy import Brake, Mode, Waits
 from holdfast.model.records import JobState, Mark, NodeState
 
 S = SchedulerState
@@ -712,6 +712,16 @@ def test_a_node_is_unheard_until_its_agent_speaks(idle):
     assert (node.state, node.heard, node.shown) == (NodeState.HEALTHY, False, "unheard")
     idle.do(e.AgentAttached, node="n2", boot_id="b-n2", instance_id="m-n2")
     assert (node.state, node.heard, node.shown) == (NodeState.HEALTHY, True, "healthy")
+
+
+@pytest.mark.parametrize(("rule", "domain"), [("kernel.mlx5.health", Domain.NETWORK), ("kernel.nvme", Domain.STORAGE)])
+def test_a_broken_card_or_disk_stays_the_cause_when_a_gpu_fails_later(rule, domain):
+    """Found by seed 51000098: the brake held the idle node back, and the card's failure was said to follow from the Xid."""
+    play = Play(brake=Brake(max_nodes=0)).nodes()
+    play.finding(rule, node="n2", domain=domain, severity=Severity.FATAL, remedy=Remedy.REPLACE)
+    play.now += 1100.0
+    play.xid("n2", 79, severity=Severity.FATAL)
+    assert play.incident.diagnosis.cause == rule
 
 
 def test_a_broken_part_stays_the_cause_whatever_fails_on_an_idle_node_later():

@@ -43,6 +43,8 @@ BLAMED_NODES_MAX = 3
 PEER_LOSS_S = 120.0
 """A transport gives up on a lost link within about this time (InfiniBand's retries, TCP's resets)."""
 RANKS_SHOWN_MAX = 16
+_MENDS = frozenset({Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE})
+"""Remedies of a finding that says, whatever its domain, that a part of its machine is broken."""
 
 
 class DiagnosisContext(Struct, frozen=True, omit_defaults=True):
@@ -323,6 +325,8 @@ def _hardware(firm: list[Candidate], first: float, context: DiagnosisContext) ->
     ]
     if not found:
         return None
+    if context.no_job:  # no program failed of it: a disk or a network card is as broken as a GPU
+        found += [c for c in firm if c.weight is not Weight.HARDWARE and c.finding.remedy in _MENDS]
     # A driver's demand (Xid 154) or a consequence (94, 95 after 48) is weaker than what it follows.
     return min(found, key=lambda c: (c.finding.severity is not Severity.FATAL, has(c.finding.rule, Trait.DEMAND), c.at))
 
