@@ -330,6 +330,15 @@ def test_a_swapped_retired_node_comes_back_by_the_checks(idle):
     assert kinds(idle.node("n2", instance_id="x", boot_id="x")) == ["ValidateNode"]
 
 
+def test_a_drain_of_a_person_that_comes_with_the_new_machine_is_theirs(idle):
+    """Of one look: the machine was swapped, and somebody drained it for a reason of their own. No checks lift that."""
+    drained(idle)
+    idle.fail(o.ReplaceNode, "no capacity")
+    assert kinds(idle.node("n2", instance_id="x", boot_id="x", drained=True, drain_reason="mine now")) == []
+    assert idle.ns() is NodeState.HEALTHY
+    assert not idle.n("n2").drained_by_us
+
+
 def test_outcomes_of_orders_about_a_former_machine_change_nothing(idle):
     """The fence was for the old machine."""
     idle.xid("n2")

@@ -243,6 +243,9 @@ def _swapped(turn: Turn, node: NodeRecord) -> None:
     if state is NodeState.HEALTHY:
         _found_drained(turn, node)  # its return failed as stale: the adapter saw the new machine before we did
         return
+    if node.drained_by_us and _is_theirs(node.view):
+        _taken_over(turn, node)  # by the look that shows the new machine
+        return
     turn.orders.withdraw(node.about, "the machine was swapped for another")
     if state is NodeState.VALIDATING:
         repair.check_again(turn, node)
