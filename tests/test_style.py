@@ -106,6 +106,16 @@ def dotted(node: ast.AST) -> str:
     return ".".join(reversed(parts))
 
 
+@pytest.mark.parametrize("room", ["histories", "slurm_schedules"])
+@pytest.mark.parametrize("name", ["checker", "record"])
+def test_a_checker_imports_nothing_of_holdfast(room: str, name: str) -> None:
+    """What judges the product from outside shares no code with it."""
+    nodes = list(ast.walk(tree(Path(__file__).with_name(room) / f"{name}.py")))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in names if name.startswith("holdfast")]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_module_is_short_and_says_what_it_is_for(path: Path) -> None:
     """Every module opens with a docstring and stays under 800 lines (a concept is not cut to please a number)."""

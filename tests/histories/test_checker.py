@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import sqlite3
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from . import checker, record
+from . import checker
 from .record import OK, REFUSED, UNKNOWN, Journal, Op, Recorder, Row, read_history, read_journal
 
 START = "0:" + "0" * 64
@@ -173,14 +172,6 @@ def test_a_rule_rejects_its_bad_histories(rule):
 def test_lost_and_doubled_are_counted():
     assert checker.judge(GOOD, journal(*ROWS[:4])).lost == 1
     assert checker.judge(GOOD, journal(*ROWS, report(6, "m1"))).doubled == 2  # by its id and by its mark
-
-
-def test_the_checker_imports_nothing_of_holdfast():
-    for module in (checker, record):
-        nodes = list(ast.walk(ast.parse(Path(module.__file__).read_text())))
-        names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
-        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        assert not [name for name in names if name.startswith("holdfast")]
 
 
 def test_a_history_file_is_read_as_it_was_written(tmp_path: Path):

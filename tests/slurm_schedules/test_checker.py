@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import sqlite3
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from . import checker, record
+from . import checker
 from .record import Broken, Evidence, Line, Ran, affected, fences, read_lines
 
 
@@ -107,11 +106,3 @@ def test_fences_are_read_from_the_journal(tmp_path: Path):
         rows = [("quarantine_node", "n1", 5.0), ("quarantine_node", "n2", 1.0), ("return_node", "n3", 6.0)]
         made.executemany("INSERT INTO orders VALUES (?, ?, ?)", rows)
     assert fences(path, 2.0) == ("n1",)
-
-
-def test_the_checker_imports_nothing_of_holdfast():
-    for module in (checker, record):
-        nodes = list(ast.walk(ast.parse(Path(module.__file__).read_text())))
-        names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
-        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        assert not [name for name in names if name.startswith("holdfast")]
